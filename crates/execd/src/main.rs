@@ -1,0 +1,2 @@
+//! Entry.
+fn main() {}

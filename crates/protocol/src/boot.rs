@@ -1,0 +1,110 @@
+//! What the engine hands to `execd` when it starts a sandbox: one JSON document in an inherited, sealed
+//! descriptor (`execd --boot-fd N`), and the two descriptors `execd` answers through. Both ends are built
+//! together, so this may change with every release.
+
+use serde::{Deserialize, Serialize};
+
+/// Everything PID 1 of a sandbox needs to know.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Boot {
+    /// The sandbox's id; also in `env` as `OPENSANDBOX_ID`.
+    pub sandbox_id: String,
+    /// Program and arguments, run as they are. Never empty.
+    pub entrypoint: Vec<String>,
+    /// The whole environment of entrypoint and commands, later entries win. `HOME` and `USER` are added by
+    /// `execd` from the image's account file where absent.
+    pub env: Vec<(String, String)>,
+    /// Working directory of the image; made when absent. `None` is `/`.
+    pub cwd: Option<String>,
+    /// The image's user as its configuration spells it (`uid`, `uid:gid`, `name`, `name:group`); `None` is root.
+    pub user: Option<String>,
+    /// How line ends of command output are sent.
+    pub line_endings: LineEndings,
+    /// Value that API requests must carry in `X-EXECD-ACCESS-TOKEN`, when set.
+    pub access_token: Option<String>,
+    /// Also listen on TCP 44772 of every address inside the sandbox.
+    pub listen_tcp: bool,
+    /// Memory limit of the work, for `/metrics`.
+    pub memory_limit_bytes: Option<u64>,
+    /// CPU limit in thousandths of a core, for `/metrics`.
+    pub cpu_limit_millis: Option<u64>,
+    /// Inherited descriptors, by number.
+    pub fds: BootFds,
+}
+
+/// Descriptor numbers in the started process. All are closed on exec by `execd` before it runs anything.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BootFds {
+    /// Listening Unix stream socket that only the server can reach. Connections may already be queued.
+    pub listen: i32,
+    /// Write end of a pipe. Init writes exactly one [`Started`] as a JSON line, then closes it.
+    pub started: i32,
+    /// Host-side file, opened for writing. Init writes exactly one [`Ended`] as a JSON line, just before it exits.
+    pub ended: i32,
+    /// Host-side file that keeps the entrypoint's output; `execd` bounds it to [`ENTRYPOINT_LOG_BYTES`].
+    pub log: i32,
+    /// Files into which a process writes `0` to move itself under the limits of the work (cgroup v1 `tasks`,
+    /// v2 `cgroup.procs`). The entrypoint and every command do so before their exec.
+    pub work_cgroup: Vec<i32>,
+    /// Open statistics files of the work's cgroups, re-read at offset 0.
+    pub usage: UsageFds,
+}
+
+/// Statistics files of the work's cgroups. The file's form depends on the cgroup version.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct UsageFds {
+    /// v1 `cpuacct.usage` (one number, nanoseconds).
+    pub cpuacct_usage: Option<i32>,
+    /// v2 `cpu.stat` (`usage_usec N` among other lines).
+    pub cpu_stat: Option<i32>,
+    /// v1 `memory.usage_in_bytes` or v2 `memory.current` (one number, bytes).
+    pub memory_current: Option<i32>,
+    /// v1 or v2 `memory.stat`; page cache that can be dropped (`total_inactive_file` or `inactive_file`) is not
+    /// counted as used.
+    pub memory_stat: Option<i32>,
+    /// v1 `memory.oom_control` or v2 `memory.events`, both with a line `oom_kill N`.
+    pub oom_events: Option<i32>,
+}
+
+/// Bound of the entrypoint's log file; the newest bytes are kept.
+pub const ENTRYPOINT_LOG_BYTES: u64 = 1 << 20;
+
+/// The first word from init.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Started {
+    /// The entrypoint's exec succeeded. `pid` is inside the sandbox.
+    Running {
+        /// Process id inside the sandbox.
+        pid: i32,
+    },
+    /// The entrypoint cannot be executed; init exits at once.
+    Failed {
+        /// The system's error number, when there is one.
+        errno: Option<i32>,
+        /// Names the program and says why.
+        message: String,
+    },
+}
+
+/// The last word from init: how the entrypoint ended.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Ended {
+    /// Exit code, 128 + signal for a death by signal.
+    pub exit_code: i32,
+    /// The signal that ended it, if one did.
+    pub signal: Option<i32>,
+    /// Out-of-memory kills in the work's cgroup so far, when known.
+    pub oom_kills: Option<u64>,
+}
+
+/// How the text of command output treats line ends.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum LineEndings {
+    /// Each event's text carries its `\n`, `\r` or `\r\n`: concatenation gives the bytes.
+    #[default]
+    Keep,
+    /// It does not; an empty line is the text `"\n"`. For acceptance suites older than 1.1.
+    Strip,
+}

@@ -1,0 +1,60 @@
+//! What can go wrong, in the words of the domain. The server alone turns these into status codes.
+
+use std::time::Duration;
+
+/// Why a sandbox was not made.
+#[derive(Debug, thiserror::Error)]
+pub enum CreateError {
+    /// No stored image and no alias has that name.
+    #[error("image '{reference}' is not stored here{hint}")]
+    ImageNotFound {
+        /// As asked for.
+        reference: String,
+        /// What to do, beginning with `: ` or empty.
+        hint: String,
+    },
+    /// The entrypoint cannot be executed.
+    #[error("entrypoint '{program}' cannot be executed: {reason}")]
+    Entrypoint {
+        /// First word of the entrypoint.
+        program: String,
+        /// Why.
+        reason: String,
+    },
+    /// A member of the request cannot be honoured.
+    #[error("{0}")]
+    InvalidParameter(String),
+    /// Memory, disk, process numbers or slots are used up.
+    #[error("no room for another sandbox: {what}")]
+    Exhausted {
+        /// Which resource.
+        what: String,
+        /// When to try again.
+        retry_after: Duration,
+    },
+    /// The machine failed.
+    #[error("sandbox could not be started: {0}")]
+    Failed(String),
+}
+
+/// Why a call on the runtime failed.
+#[derive(Debug, thiserror::Error)]
+pub enum RuntimeError {
+    /// No such sandbox here.
+    #[error("sandbox is not known to the runtime")]
+    NotFound,
+    /// The machine failed.
+    #[error("{0}")]
+    Failed(String),
+}
+
+/// Why a connection was not made.
+#[derive(Debug, thiserror::Error)]
+pub enum ConnectError {
+    /// No such sandbox here, or it has ended.
+    #[error("sandbox is not running")]
+    NotRunning,
+    /// Nothing listens there, or the machine failed.
+    #[error("connection failed: {0}")]
+    Io(#[from] std::io::Error),
+}
