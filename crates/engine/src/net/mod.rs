@@ -1,0 +1,1 @@
+//! Net of the engine.
