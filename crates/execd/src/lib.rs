@@ -1,1 +1,9 @@
-//! Placeholder until the crate's first module lands.
+//! `execd`: the daemon inside every sandbox. PID 1, commands, files and metrics over HTTP.
+
+pub mod accounts;
+pub mod app;
+pub mod files;
+pub mod http;
+pub mod metrics;
+pub mod proxy;
+pub mod serve;

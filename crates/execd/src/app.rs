@@ -1,0 +1,62 @@
+//! State shared by all request handlers.
+
+use std::ffi::OsString;
+use std::sync::Arc;
+
+use osb_protocol::boot::{LineEndings, UsageFds};
+
+/// Handle on the daemon's state. Cloning costs one reference count.
+#[derive(Clone, Debug)]
+pub struct App(Arc<Shared>);
+
+impl std::ops::Deref for App {
+    type Target = Shared;
+
+    fn deref(&self) -> &Shared {
+        &self.0
+    }
+}
+
+/// What [`App`] points to. Nothing here changes after the start except inside the registries.
+#[derive(Debug)]
+pub struct Shared {
+    /// Environment of everything the API starts, and of `$NAME` in paths. Later entries win.
+    pub env: Vec<(OsString, OsString)>,
+    /// Value that requests must carry, when set.
+    pub access_token: Option<String>,
+    /// The image's user in its configuration's spelling; `None` is root.
+    pub user: Option<String>,
+    /// Working directory of commands that name none.
+    pub cwd: std::path::PathBuf,
+    /// How line ends of command output are sent.
+    pub line_endings: LineEndings,
+    /// What only the embedded engine tells; empty elsewhere.
+    pub limits: Limits,
+}
+
+/// Limits and statistics of the work's cgroups, as the engine hands them over.
+#[derive(Debug, Default)]
+pub struct Limits {
+    /// Memory limit of the work.
+    pub memory_bytes: Option<u64>,
+    /// CPU limit in thousandths of a core.
+    pub cpu_millis: Option<u64>,
+    /// Inherited descriptors of statistics files; read them with `pread` at offset 0, never close them.
+    pub usage: UsageFds,
+    /// Inherited descriptors into which a process writes `0` to be moved under the work's limits.
+    pub work_cgroup: Vec<i32>,
+}
+
+impl App {
+    /// Wraps the state.
+    #[must_use]
+    pub fn new(shared: Shared) -> Self {
+        Self(Arc::new(shared))
+    }
+
+    /// The last value of a variable in the daemon's environment.
+    #[must_use]
+    pub fn var(&self, name: &str) -> Option<&std::ffi::OsStr> {
+        self.env.iter().rev().find(|(key, _)| key == name).map(|(_, value)| value.as_os_str())
+    }
+}
