@@ -1,0 +1,76 @@
+//! Commands in an open sandbox.
+
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+
+use super::count;
+use crate::server::Server;
+use crate::stats::Samples;
+
+pub(crate) async fn one_by_one() -> Result<()> {
+    let server = Server::start().await?;
+    server.settle().await;
+    let mut conn = server.conn().await?;
+    let id = conn.create(&server.image).await?;
+    let mut samples = Samples::default();
+    let mut bare = Samples::default();
+    for round in 0..count(1000) + 20 {
+        let began = Instant::now();
+        let ran = conn.exec(&id, "true").await;
+        let took = began.elapsed();
+        let began = Instant::now();
+        Command::new("bash").args(["-c", "true"]).status()?;
+        let alone = began.elapsed();
+        if round < 20 {
+            continue;
+        }
+        match ran {
+            Ok(()) => samples.push_ms(took),
+            Err(_) => samples.fail(),
+        }
+        bare.push_ms(alone);
+    }
+    conn.delete(&id).await?;
+    samples.print("exec_true", "ms", Some(("bash -c true", bare.p50())));
+    Ok(())
+}
+
+pub(crate) async fn sixteen() -> Result<()> {
+    let server = Server::start().await?;
+    server.settle().await;
+    let mut conn = server.conn().await?;
+    let id = conn.create(&server.image).await?;
+    let until = Instant::now() + Duration::from_secs(10);
+    let began = Instant::now();
+    let mut tasks = Vec::new();
+    for _ in 0..16 {
+        let mut conn = server.conn().await?;
+        let id = id.clone();
+        tasks.push(tokio::spawn(async move {
+            let (mut done, mut failed) = (0_u32, 0_u32);
+            while Instant::now() < until {
+                match conn.exec(&id, "true").await {
+                    Ok(()) => done += 1,
+                    Err(_) => failed += 1,
+                }
+            }
+            (done, failed)
+        }));
+    }
+    let (mut done, mut failed) = (0, 0);
+    for task in tasks {
+        let (d, f) = task.await?;
+        done += d;
+        failed += f;
+    }
+    let mut samples = Samples::default();
+    samples.push(f64::from(done) / began.elapsed().as_secs_f64());
+    for _ in 0..failed {
+        samples.fail();
+    }
+    conn.delete(&id).await?;
+    samples.print("exec_16_at_once", "1/s", None);
+    Ok(())
+}

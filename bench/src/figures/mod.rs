@@ -1,0 +1,57 @@
+//! The figures, one function each.
+
+mod create;
+mod exec;
+mod growth;
+mod proxy;
+mod server;
+mod transfer;
+
+use anyhow::Result;
+
+pub(crate) use proxy::backend;
+
+/// A figure that can be asked for.
+pub(crate) struct Spec {
+    pub(crate) name: &'static str,
+    pub(crate) about: &'static str,
+}
+
+/// All figures, in the order `all` runs them.
+pub(crate) const ALL: &[Spec] = &[
+    Spec { name: "server", about: "ready after start, resident when idle" },
+    Spec { name: "create_exec", about: "cold create to the result of the first command; peers runc, docker" },
+    Spec { name: "stages", about: "where the time of one create goes" },
+    Spec { name: "burst", about: "100 creates at once, each with one command" },
+    Spec { name: "sustained", about: "create + command + delete per second" },
+    Spec { name: "idle", about: "memory per idle sandbox with 500 live" },
+    Spec { name: "exec", about: "command `true` in an open sandbox; peer bare bash -c true" },
+    Spec { name: "exec_16", about: "commands per second, 16 at once" },
+    Spec { name: "delete", about: "delete call, and until everything is gone" },
+    Spec { name: "transfer", about: "1 GiB up and down, and peak memory" },
+    Spec { name: "proxy", about: "requests to a port of a sandbox; peer direct" },
+    Spec { name: "growth", about: "get, list, create, proxy with 500 live against 1" },
+];
+
+/// Measures one figure and prints its lines.
+pub(crate) async fn run(spec: &Spec) -> Result<()> {
+    match spec.name {
+        "server" => server::ready_and_idle().await,
+        "create_exec" => create::create_exec().await,
+        "stages" => create::stages().await,
+        "burst" => create::burst().await,
+        "sustained" => create::sustained().await,
+        "idle" => server::idle_sandboxes().await,
+        "exec" => exec::one_by_one().await,
+        "exec_16" => exec::sixteen().await,
+        "delete" => create::delete().await,
+        "transfer" => transfer::one_gib().await,
+        "proxy" => proxy::requests().await,
+        _ => growth::one_against_many().await,
+    }
+}
+
+/// A number from the environment, to shorten or lengthen a run.
+pub(crate) fn count(default: usize) -> usize {
+    std::env::var("BENCH_N").ok().and_then(|text| text.parse().ok()).unwrap_or(default)
+}

@@ -1,0 +1,163 @@
+//! One keep-alive HTTP/1.1 connection, as bare as a client can be.
+
+use anyhow::{Context, Result, bail};
+use bytes::Bytes;
+use http_body_util::{BodyExt, Either, Full, StreamBody};
+use hyper::body::{Frame, Incoming};
+use hyper::client::conn::http1::SendRequest;
+use hyper::{Request, Response, StatusCode};
+use hyper_util::rt::TokioIo;
+use tokio::net::TcpStream;
+
+type Chunks = StreamBody<tokio_chunks::Repeat>;
+type Body = Either<Full<Bytes>, Chunks>;
+
+mod tokio_chunks {
+    use std::pin::Pin;
+    use std::task::{Context, Poll};
+
+    use super::{Bytes, Frame};
+
+    /// The same chunk over and over, `left` times.
+    #[derive(Debug)]
+    pub(crate) struct Repeat {
+        pub(crate) first: Option<Bytes>,
+        pub(crate) chunk: Bytes,
+        pub(crate) left: usize,
+        pub(crate) last: Option<Bytes>,
+    }
+
+    impl futures_core::Stream for Repeat {
+        type Item = Result<Frame<Bytes>, std::convert::Infallible>;
+
+        fn poll_next(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+            if let Some(first) = self.first.take() {
+                return Poll::Ready(Some(Ok(Frame::data(first))));
+            }
+            if self.left > 0 {
+                self.left -= 1;
+                return Poll::Ready(Some(Ok(Frame::data(self.chunk.clone()))));
+            }
+            Poll::Ready(self.last.take().map(|last| Ok(Frame::data(last))))
+        }
+    }
+}
+
+/// A connection to the server.
+pub(crate) struct Conn {
+    sender: SendRequest<Body>,
+    host: String,
+    key: String,
+}
+
+impl Conn {
+    /// Connects to `host:port`; `key` goes with every request.
+    pub(crate) async fn open(host: &str, key: &str) -> Result<Self> {
+        let stream = TcpStream::connect(host).await.with_context(|| format!("connecting to {host}"))?;
+        stream.set_nodelay(true)?;
+        let (sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
+        tokio::spawn(connection);
+        Ok(Self { sender, host: host.to_owned(), key: key.to_owned() })
+    }
+
+    fn request(&self, method: &str, path: &str) -> hyper::http::request::Builder {
+        Request::builder()
+            .method(method)
+            .uri(path)
+            .header("host", &self.host)
+            .header("open-sandbox-api-key", &self.key)
+    }
+
+    /// Sends JSON (or nothing, for an empty text) and gives the head and the unread body.
+    pub(crate) async fn send(&mut self, method: &str, path: &str, json: &str) -> Result<Response<Incoming>> {
+        let mut request = self.request(method, path);
+        if !json.is_empty() {
+            request = request.header("content-type", "application/json");
+        }
+        self.sender.ready().await?;
+        Ok(self.sender.send_request(request.body(Either::Left(Full::from(json.to_owned())))?).await?)
+    }
+
+    /// As [`Conn::send`], and reads the whole body.
+    pub(crate) async fn call(&mut self, method: &str, path: &str, json: &str) -> Result<(StatusCode, Bytes)> {
+        let answer = self.send(method, path, json).await?;
+        let status = answer.status();
+        Ok((status, answer.into_body().collect().await?.to_bytes()))
+    }
+
+    /// Creates a sandbox and gives its id.
+    pub(crate) async fn create(&mut self, image: &str) -> Result<String> {
+        let body = format!(
+            r#"{{"image":{{"uri":"{image}"}},"entrypoint":["tail","-f","/dev/null"],"resourceLimits":{{"cpu":"1","memory":"2Gi"}},"timeout":600}}"#
+        );
+        let (status, answer) = self.call("POST", "/v1/sandboxes", &body).await?;
+        if status != StatusCode::ACCEPTED {
+            bail!("create answered {status}: {}", String::from_utf8_lossy(&answer));
+        }
+        let answer: serde_json::Value = serde_json::from_slice(&answer)?;
+        Ok(answer["id"].as_str().context("create answered without an id")?.to_owned())
+    }
+
+    /// Runs a command to the end of its stream and checks that it succeeded.
+    pub(crate) async fn exec(&mut self, id: &str, command: &str) -> Result<()> {
+        let body = serde_json::json!({ "command": command }).to_string();
+        let (status, answer) =
+            self.call("POST", &format!("/v1/sandboxes/{id}/proxy/44772/command"), &body).await?;
+        if status != StatusCode::OK || !answer.windows(18).any(|window| window == b"execution_complete") {
+            bail!("command answered {status}: {}", String::from_utf8_lossy(&answer));
+        }
+        Ok(())
+    }
+
+    /// Deletes a sandbox.
+    pub(crate) async fn delete(&mut self, id: &str) -> Result<()> {
+        let (status, answer) = self.call("DELETE", &format!("/v1/sandboxes/{id}"), "").await?;
+        if status != StatusCode::NO_CONTENT {
+            bail!("delete answered {status}: {}", String::from_utf8_lossy(&answer));
+        }
+        Ok(())
+    }
+
+    /// Uploads `chunks` × `chunk` as one file.
+    pub(crate) async fn upload(&mut self, id: &str, path: &str, chunk: Bytes, chunks: usize) -> Result<()> {
+        let head = format!(
+            "--b\r\nContent-Disposition: form-data; name=\"metadata\"; filename=\"metadata\"\r\nContent-Type: application/json\r\n\r\n{{\"path\":\"{path}\",\"mode\":644}}\r\n--b\r\nContent-Disposition: form-data; name=\"file\"; filename=\"f\"\r\nContent-Type: application/octet-stream\r\n\r\n"
+        );
+        let body = StreamBody::new(tokio_chunks::Repeat {
+            first: Some(Bytes::from(head)),
+            chunk,
+            left: chunks,
+            last: Some(Bytes::from_static(b"\r\n--b--\r\n")),
+        });
+        let request = self
+            .request("POST", &format!("/v1/sandboxes/{id}/proxy/44772/files/upload"))
+            .header("content-type", "multipart/form-data; boundary=b")
+            .body(Either::Right(body))?;
+        self.sender.ready().await?;
+        let answer = self.sender.send_request(request).await?;
+        let status = answer.status();
+        let text = answer.into_body().collect().await?.to_bytes();
+        if status != StatusCode::OK {
+            bail!("upload answered {status}: {}", String::from_utf8_lossy(&text));
+        }
+        Ok(())
+    }
+
+    /// Downloads a file and gives its size.
+    pub(crate) async fn download(&mut self, id: &str, path: &str) -> Result<u64> {
+        let answer = self
+            .send("GET", &format!("/v1/sandboxes/{id}/proxy/44772/files/download?path={path}"), "")
+            .await?;
+        if answer.status() != StatusCode::OK {
+            bail!("download answered {}", answer.status());
+        }
+        let mut body = answer.into_body();
+        let mut size = 0;
+        while let Some(frame) = body.frame().await {
+            if let Some(data) = frame?.data_ref() {
+                size += data.len() as u64;
+            }
+        }
+        Ok(size)
+    }
+}

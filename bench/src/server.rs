@@ -1,0 +1,111 @@
+//! A server of our own for the time of a figure.
+
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+
+use crate::http::Conn;
+
+const KEY: &str = "bench";
+
+/// A running `dist/osb server` with a data directory of its own, both gone when this is dropped.
+pub(crate) struct Server {
+    child: Child,
+    directory: PathBuf,
+    binary: PathBuf,
+    port: u16,
+    /// From start to the first answer.
+    pub(crate) ready: Duration,
+    /// Image that cold creates use.
+    pub(crate) image: String,
+}
+
+impl Server {
+    pub(crate) async fn start() -> Result<Self> {
+        let binary = std::env::var_os("OSB_BIN").map_or_else(|| PathBuf::from("dist/osb"), PathBuf::from);
+        if !binary.exists() {
+            bail!("{} is not there: run `make build` first", binary.display());
+        }
+        let directory = std::env::temp_dir().join(format!("osb-bench-{}", std::process::id()));
+        std::fs::create_dir_all(&directory)?;
+        let port = std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
+        let config = directory.join("config.toml");
+        std::fs::write(
+            &config,
+            format!(
+                "[server]\nhost = \"127.0.0.1\"\nport = {port}\napi_key = \"{KEY}\"\n[runtime]\ntype = \"embedded\"\n[embedded]\ndata_dir = \"{}\"\n",
+                directory.join("data").display()
+            ),
+        )?;
+        let mut image = "host".to_owned();
+        if let Some(rootfs) = std::env::var_os("BENCH_ROOTFS") {
+            "bench:rootfs".clone_into(&mut image);
+            let loaded = Command::new(&binary)
+                .args(["image", "load", "--name", &image, "--config"])
+                .arg(&config)
+                .arg(rootfs)
+                .stdout(Stdio::null())
+                .status()?;
+            if !loaded.success() {
+                bail!("loading BENCH_ROOTFS failed");
+            }
+        }
+        let began = Instant::now();
+        let log = std::fs::File::create(directory.join("server.log"))?;
+        let child = Command::new(&binary)
+            .arg("server")
+            .arg("--config")
+            .arg(&config)
+            .stdin(Stdio::null())
+            .stdout(log.try_clone()?)
+            .stderr(log)
+            .spawn()?;
+        let mut server = Self { child, directory, binary, port, ready: Duration::ZERO, image };
+        loop {
+            if let Ok(mut conn) = server.conn().await
+                && conn.call("GET", "/health", "").await.is_ok()
+            {
+                break;
+            }
+            if let Some(status) = server.child.try_wait()? {
+                let log = std::fs::read_to_string(server.directory.join("server.log")).unwrap_or_default();
+                bail!("server ended with {status}:\n{log}");
+            }
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        server.ready = began.elapsed();
+        Ok(server)
+    }
+
+    /// Waits until the pool of prepared slots has had time to fill and the machine is quiet.
+    pub(crate) async fn settle(&self) {
+        tokio::time::sleep(Duration::from_secs(3)).await;
+    }
+
+    pub(crate) fn host(&self) -> String {
+        format!("127.0.0.1:{}", self.port)
+    }
+
+    pub(crate) async fn conn(&self) -> Result<Conn> {
+        Conn::open(&self.host(), KEY).await
+    }
+
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = Command::new("kill").arg(self.child.id().to_string()).status();
+        let _ = self.child.wait();
+        let _ = Command::new(&self.binary)
+            .args(["server", "--purge", "--config"])
+            .arg(self.directory.join("config.toml"))
+            .stdout(Stdio::null())
+            .status();
+        let _ = std::fs::remove_dir_all(&self.directory).context("removing the bench's directory");
+    }
+}
