@@ -61,9 +61,9 @@ pub(crate) async fn requests() -> Result<()> {
         let alone = began.elapsed();
         if round >= 100 {
             if status.is_success() {
-                through.push_ms(took)
+                through.push_ms(took);
             } else {
-                through.fail()
+                through.fail();
             }
             bare.push_ms(alone);
         }
