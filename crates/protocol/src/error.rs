@@ -26,6 +26,10 @@ pub mod code {
     pub const MISSING_API_KEY: &str = "MISSING_API_KEY";
     /// 401: the key is not ours.
     pub const INVALID_API_KEY: &str = "INVALID_API_KEY";
+    /// 401: the sandbox's own token is absent or wrong.
+    pub const MISSING_OR_INVALID_SECURE_ACCESS: &str = "MISSING_OR_INVALID_SECURE_ACCESS";
+    /// 400: no such scope of diagnostics.
+    pub const DIAGNOSTICS_SCOPE_UNSUPPORTED: &str = "DIAGNOSTICS_SCOPE_UNSUPPORTED";
     /// 400: the list filter is not a query string.
     pub const INVALID_METADATA_FORMAT: &str = "INVALID_METADATA_FORMAT";
     /// 400: a patch names a reserved key.

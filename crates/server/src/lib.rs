@@ -1,1 +1,7 @@
-//! Placeholder until the crate's first module lands.
+//! The lifecycle server: an HTTP API over a runtime.
+
+pub mod config;
+pub mod error;
+mod proxy;
+pub mod sandbox;
+pub mod state;
