@@ -2,6 +2,6 @@
 
 pub mod config;
 pub mod error;
-mod proxy;
+pub mod proxy;
 pub mod sandbox;
 pub mod state;

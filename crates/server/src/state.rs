@@ -10,6 +10,7 @@ use subtle::ConstantTimeEq;
 
 use crate::config::Config;
 use crate::error::ApiError;
+use crate::proxy::Proxy;
 use crate::sandbox::{Index, Record};
 
 /// Shared by all requests; cloning is cheap.
@@ -22,6 +23,7 @@ struct Inner {
     config: Config,
     runtime: Arc<dyn Runtime>,
     index: Index,
+    proxy: Proxy,
 }
 
 impl AppState {
@@ -41,6 +43,12 @@ impl AppState {
     #[must_use]
     pub fn index(&self) -> &Index {
         &self.inner.index
+    }
+
+    /// The way to sandboxes' ports.
+    #[must_use]
+    pub fn proxy(&self) -> &Proxy {
+        &self.inner.proxy
     }
 
     /// The sandbox that a path names.

@@ -98,7 +98,8 @@ pub(super) fn prepare_request(headers: &mut HeaderMap, origin: &Origin<'_>) {
         headers.insert(TRANSFER_ENCODING, HeaderValue::from_static("chunked"));
     }
 
-    let peer = || origin.peer.and_then(|address| HeaderValue::try_from(address.to_canonical().to_string()).ok());
+    let peer =
+        || origin.peer.and_then(|address| HeaderValue::try_from(address.to_canonical().to_string()).ok());
     if let Some(value) = forwarded_for.or_else(peer) {
         headers.insert(FORWARDED_FOR, value);
     }
@@ -155,7 +156,8 @@ pub(super) fn tokens(value: &HeaderValue) -> impl Iterator<Item = &str> {
 fn remove_hop_by_hop(headers: &mut HeaderMap) {
     let mut named: Vec<HeaderName> = Vec::new();
     for value in headers.get_all(CONNECTION) {
-        let usual = |token: &&str| !matches!(*token, "close" | "keep-alive" | "Keep-Alive" | "upgrade" | "Upgrade");
+        let usual =
+            |token: &&str| !matches!(*token, "close" | "keep-alive" | "Keep-Alive" | "upgrade" | "Upgrade");
         named.extend(tokens(value).filter(usual).filter_map(|token| token.parse().ok()));
     }
     for name in named.iter().chain(&HOP_BY_HOP) {
@@ -279,7 +281,8 @@ mod tests {
 
     #[test]
     fn a_trusted_peer_speaks_for_its_client() {
-        let mut headers = map(&[("x-forwarded-for", "1.1.1.1"), ("x-forwarded-proto", "https"), ("host", "h")]);
+        let mut headers =
+            map(&[("x-forwarded-for", "1.1.1.1"), ("x-forwarded-proto", "https"), ("host", "h")]);
         prepare_request(&mut headers, &Origin { trusted: true, ..origin() });
         assert_eq!(headers["x-forwarded-for"], "1.1.1.1");
         assert_eq!(headers["x-forwarded-proto"], "https");
@@ -289,7 +292,8 @@ mod tests {
     #[test]
     fn ports_of_hosts() {
         let http = HeaderValue::from_static("http");
-        for (host, port) in [("a", "80"), ("a:81", "81"), ("[::1]", "80"), ("[::1]:82", "82"), ("a:x", "80")] {
+        for (host, port) in [("a", "80"), ("a:81", "81"), ("[::1]", "80"), ("[::1]:82", "82"), ("a:x", "80")]
+        {
             assert_eq!(port_of(Some(&HeaderValue::from_static(host)), &http), port, "{host}");
         }
         assert_eq!(port_of(None, &http), "80");
@@ -351,7 +355,9 @@ mod tests {
 
     #[test]
     fn equal_lengths_become_one() {
-        for pairs in [&[("content-length", "5"), ("content-length", "5")][..], &[("content-length", "5, 5")][..]] {
+        for pairs in
+            [&[("content-length", "5"), ("content-length", "5")][..], &[("content-length", "5, 5")][..]]
+        {
             let mut headers = map(pairs);
             prepare_response(&mut headers, "/p", false);
             assert_eq!(headers.get_all("content-length").iter().collect::<Vec<_>>(), ["5"]);

@@ -38,6 +38,22 @@ pub fn matches(path: &str) -> Option<Matched<'_>> {
     Some(Matched { id, port, prefix: &path[start..rest_start], rest_start })
 }
 
+/// Reads a host of the form `{port}-{id}.{suffix}`, with or without a port of the server's behind it. There the
+/// backend owns the whole path.
+pub(super) fn matches_host<'a>(host: &'a str, suffix: &str) -> Option<Matched<'a>> {
+    let name = match host.rsplit_once(':') {
+        Some((name, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) => name,
+        _ => host,
+    };
+    let label_length = name.len().checked_sub(suffix.len())?;
+    let (label, domain) = name.split_at_checked(label_length)?;
+    let (port, id) = label.strip_suffix('.')?.split_once('-')?;
+    if !domain.eq_ignore_ascii_case(suffix) || port.is_empty() || id.is_empty() || id.contains('.') {
+        return None;
+    }
+    Some(Matched { id, port, prefix: "", rest_start: 0 })
+}
+
 /// Why a segment is no port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum PortError {
@@ -89,6 +105,23 @@ mod tests {
             let matched = matches(&path).unwrap();
             assert_eq!((matched.id, matched.port, matched.prefix), (ID, "80", prefix.as_str()));
             assert_eq!(&path[..matched.rest_start], &path[..path.len() - path[matched.rest_start..].len()]);
+        }
+    }
+
+    #[test]
+    fn hosts_name_sandboxes() {
+        let expected = Some(Matched { id: ID, port: "80", prefix: "", rest_start: 0 });
+        for (host, suffix) in [
+            (format!("80-{ID}.localhost"), "localhost"),
+            (format!("80-{ID}.localhost:8080"), "localhost"),
+            (format!("80-{ID}.Apps.Example.org"), "apps.example.org"),
+        ] {
+            assert_eq!(matches_host(&host, suffix), expected, "{host}");
+        }
+        for host in
+            ["", "localhost", ".localhost", "80-.localhost", "-x.localhost", "a.80-x.localhost", "80-x.other"]
+        {
+            assert_eq!(matches_host(host, "localhost"), None, "{host}");
         }
     }
 

@@ -90,7 +90,10 @@ fn websocket(request: &Request<Body>, asked: bool) -> Result<Handshake, (StatusC
         return Err((BAD, "a WebSocket is opened by GET without a body"));
     }
     if headers.get(SEC_WEBSOCKET_VERSION).is_none_or(|version| version != "13") {
-        return Err((StatusCode::UPGRADE_REQUIRED, "only version 13 of the WebSocket protocol is spoken here"));
+        return Err((
+            StatusCode::UPGRADE_REQUIRED,
+            "only version 13 of the WebSocket protocol is spoken here",
+        ));
     }
     let mut keys = headers.get_all(SEC_WEBSOCKET_KEY).iter();
     let (Some(key), None) = (keys.next(), keys.next()) else {
@@ -138,7 +141,12 @@ pub(super) fn join(client: OnUpgrade, backend: Stream, early: Bytes, websocket: 
 
 /// Accepts a WebSocket for the sole purpose of closing it: clients in browsers learn nothing of a refused
 /// handshake, but they do read a close frame.
-pub(super) fn refuse(client: OnUpgrade, handshake: Handshake, code: CloseCode, reason: &str) -> Response<Body> {
+pub(super) fn refuse(
+    client: OnUpgrade,
+    handshake: Handshake,
+    code: CloseCode,
+    reason: &str,
+) -> Response<Body> {
     let frame = close_frame(code, reason);
     tokio::spawn(async move {
         let Ok(upgraded) = client.await else { return };
