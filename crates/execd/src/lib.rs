@@ -5,6 +5,7 @@ pub mod app;
 pub mod files;
 pub mod http;
 pub mod metrics;
+pub mod process;
 pub mod proxy;
 pub mod serve;
 pub mod stream;

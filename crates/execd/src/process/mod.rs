@@ -1,0 +1,5 @@
+//! Processes: starting them, how they end, and whole trees of them.
+
+pub mod exit;
+pub mod spawn;
+pub mod tree;
