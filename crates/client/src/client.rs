@@ -1,0 +1,254 @@
+//! The connection to a server.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use osb_protocol::lifecycle::{API_KEY_HEADER, ListSandboxesResponse, VersionResponse};
+use reqwest::header::{HeaderMap, HeaderValue};
+use reqwest::{Method, RequestBuilder};
+use url::Url;
+
+use crate::config::Config;
+use crate::create::CreateSandbox;
+use crate::error::{Error, Result};
+use crate::http;
+use crate::retry::RetryPolicy;
+use crate::sandbox::Sandbox;
+use crate::transport::Transport;
+
+/// A server's API. Cheap to clone; clones share connections.
+#[derive(Debug, Clone)]
+pub struct Client {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    config: Config,
+    base: Url,
+    key: Option<HeaderValue>,
+    transport: Transport,
+}
+
+impl Client {
+    /// A client with these settings.
+    ///
+    /// # Errors
+    /// When a setting cannot be used.
+    pub fn new(config: Config) -> Result<Self> {
+        Self::with_retry(config, RetryPolicy::default())
+    }
+
+    /// A client with these settings and this policy of repetition.
+    ///
+    /// # Errors
+    /// When a setting cannot be used.
+    pub fn with_retry(config: Config, retry: RetryPolicy) -> Result<Self> {
+        let base = parse_base(&config.base_url())?;
+        let key = match &config.api_key {
+            Some(key) => Some(secret(key).ok_or_else(|| {
+                Error::InvalidArgument("the API key has characters that a header cannot hold".to_owned())
+            })?),
+            None => None,
+        };
+        let http = http::client(http::Options {
+            user_agent: concat!("OpenSandbox-Rust-SDK/", env!("CARGO_PKG_VERSION")).to_owned(),
+            direct: base.host_str().is_some_and(http::is_loopback),
+            ..http::Options::default()
+        })?;
+        let transport = Transport { http, retry };
+        Ok(Self { inner: Arc::new(Inner { config, base, key, transport }) })
+    }
+
+    /// A client as the environment describes it; see [`Config::from_env`].
+    ///
+    /// # Errors
+    /// When a setting cannot be used.
+    pub fn from_env() -> Result<Self> {
+        Self::new(Config::from_env()?)
+    }
+
+    /// The settings in use.
+    #[must_use]
+    pub fn config(&self) -> &Config {
+        &self.inner.config
+    }
+
+    /// Prepares a sandbox from an image: a stored name, an alias or a registry reference.
+    pub fn create(&self, image: impl Into<String>) -> CreateSandbox {
+        CreateSandbox::from_image(self.clone(), image.into())
+    }
+
+    /// Prepares a sandbox from a snapshot.
+    pub fn create_from_snapshot(&self, snapshot_id: impl Into<String>) -> CreateSandbox {
+        CreateSandbox::from_snapshot(self.clone(), snapshot_id.into())
+    }
+
+    /// Prepares a sandbox from a request of the wire, for members that have no method of their own.
+    pub fn create_with(&self, request: osb_protocol::lifecycle::CreateSandboxRequest) -> CreateSandbox {
+        CreateSandbox::from_request(self.clone(), request)
+    }
+
+    /// A handle on an existing sandbox. Nothing is asked of the server.
+    pub fn sandbox(&self, id: impl Into<String>) -> Sandbox {
+        Sandbox::new(self.clone(), id.into())
+    }
+
+    /// One page of the sandboxes that match, newest first.
+    ///
+    /// # Errors
+    /// When the server refuses or cannot be reached.
+    pub async fn list(&self, filter: &ListFilter) -> Result<ListSandboxesResponse> {
+        let request = self.request(Method::GET, &["sandboxes"])?.query(&filter.query());
+        self.transport().json(request, self.config().request_timeout).await
+    }
+
+    /// The server's version.
+    ///
+    /// # Errors
+    /// When the server cannot be reached.
+    pub async fn server_version(&self) -> Result<String> {
+        // The one route that has no form below `/v1`.
+        let base = self.inner.base.as_str().trim_end_matches('/');
+        let root = parse_base(base.strip_suffix("/v1").unwrap_or(base))?;
+        let request = self.transport().http.get(join(&root, &["version"])?);
+        let answer: VersionResponse = self.transport().json(request, self.config().request_timeout).await?;
+        Ok(answer.version)
+    }
+
+    pub(crate) fn transport(&self) -> &Transport {
+        &self.inner.transport
+    }
+
+    /// A request to the lifecycle API.
+    pub(crate) fn request(&self, method: Method, path: &[&str]) -> Result<RequestBuilder> {
+        Ok(self.with_key(self.transport().http.request(method, join(&self.inner.base, path)?)))
+    }
+
+    /// Adds the API key. Only for requests to the server: the key must never reach a sandbox.
+    pub(crate) fn with_key(&self, request: RequestBuilder) -> RequestBuilder {
+        match &self.inner.key {
+            Some(key) => request.header(API_KEY_HEADER, key.clone()),
+            None => request,
+        }
+    }
+}
+
+/// Which sandboxes to list. All conditions must hold.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ListFilter {
+    /// Any of these states; none means all.
+    pub states: Vec<String>,
+    /// All of these labels.
+    pub metadata: BTreeMap<String, String>,
+    /// Page, from 1.
+    pub page: Option<u32>,
+    /// Items per page, 1 to 200; the server's default is 20.
+    pub page_size: Option<u32>,
+}
+
+impl ListFilter {
+    fn query(&self) -> Vec<(&'static str, String)> {
+        let mut query: Vec<_> = self.states.iter().map(|state| ("state", state.clone())).collect();
+        if !self.metadata.is_empty() {
+            // One parameter that holds a whole query string, and so is encoded twice.
+            let mut inner = url::form_urlencoded::Serializer::new(String::new());
+            inner.extend_pairs(&self.metadata);
+            query.push(("metadata", inner.finish()));
+        }
+        query.extend(self.page.map(|page| ("page", page.to_string())));
+        query.extend(self.page_size.map(|size| ("pageSize", size.to_string())));
+        query
+    }
+}
+
+/// A header value that is kept out of debug output.
+pub(crate) fn secret(text: &str) -> Option<HeaderValue> {
+    let mut value = HeaderValue::from_str(text).ok()?;
+    value.set_sensitive(true);
+    Some(value)
+}
+
+/// Headers that came with an endpoint.
+pub(crate) fn endpoint_headers(headers: &BTreeMap<String, String>) -> Result<HeaderMap> {
+    let mut map = HeaderMap::new();
+    for (name, value) in headers {
+        let name = reqwest::header::HeaderName::from_bytes(name.as_bytes()).ok();
+        let (Some(name), Some(value)) = (name, secret(value)) else {
+            return Err(Error::Unexpected {
+                what: "GET endpoint".to_owned(),
+                reason: "a header that cannot be sent".to_owned(),
+            });
+        };
+        map.insert(name, value);
+    }
+    Ok(map)
+}
+
+pub(crate) fn parse_base(text: &str) -> Result<Url> {
+    Url::parse(text)
+        .ok()
+        .filter(Url::has_host)
+        .ok_or_else(|| Error::InvalidArgument(format!("'{text}' is no URL of a server")))
+}
+
+/// Appends path segments, encoded so that each stays one segment.
+pub(crate) fn join(base: &Url, segments: &[&str]) -> Result<Url> {
+    if let Some(bad) = segments.iter().find(|segment| matches!(**segment, "" | "." | "..")) {
+        return Err(Error::InvalidArgument(format!("'{bad}' is no id")));
+    }
+    let mut url = base.clone();
+    match url.path_segments_mut() {
+        Ok(mut path) => {
+            path.pop_if_empty().extend(segments);
+        }
+        Err(()) => return Err(Error::InvalidArgument(format!("'{base}' is no URL of a server"))),
+    }
+    Ok(url)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ids_stay_one_segment() {
+        let base = parse_base("http://h:1/v1").unwrap();
+        let path = |id| join(&base, &["sandboxes", id]).map(|url| url.path().to_owned());
+        assert_eq!(path("abc").unwrap(), "/v1/sandboxes/abc");
+        assert_eq!(path("a/../b?c#d").unwrap(), "/v1/sandboxes/a%2F..%2Fb%3Fc%23d");
+        for bad in ["", ".", ".."] {
+            assert!(path(bad).is_err(), "{bad:?}");
+        }
+        let slash = parse_base("http://h/x/").unwrap();
+        assert_eq!(join(&slash, &["ping"]).unwrap().as_str(), "http://h/x/ping");
+    }
+
+    #[test]
+    fn metadata_filter_is_a_query_string_of_its_own() {
+        let filter = ListFilter {
+            states: vec!["Running".to_owned(), "Paused".to_owned()],
+            metadata: [("note", "a&b=c d"), ("x", "1")].map(|(k, v)| (k.to_owned(), v.to_owned())).into(),
+            page: Some(2),
+            page_size: Some(5),
+        };
+        assert_eq!(
+            filter.query(),
+            [
+                ("state", "Running".to_owned()),
+                ("state", "Paused".to_owned()),
+                ("metadata", "note=a%26b%3Dc+d&x=1".to_owned()),
+                ("page", "2".to_owned()),
+                ("pageSize", "5".to_owned()),
+            ]
+        );
+        assert!(ListFilter::default().query().is_empty());
+    }
+
+    #[test]
+    fn an_impossible_key_is_refused() {
+        let config = Config { api_key: Some("a\nb".to_owned()), ..Config::default() };
+        let error = Client::new(config).unwrap_err().to_string();
+        assert!(error.contains("API key") && !error.contains("a\nb"), "{error}");
+    }
+}

@@ -1,0 +1,119 @@
+//! The one place where HTTP clients are built.
+//!
+//! A client takes its trust from the root certificates built in, plus the system's bundle where there is one:
+//! a minimal root file system has none, and a company's own authority is only in the system's.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use reqwest::header::HeaderMap;
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject;
+
+use crate::error::{Error, Result, chain};
+
+/// Where Linux distributions keep the bundle; the first that exists counts.
+const SYSTEM_BUNDLES: [&str; 3] =
+    ["/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt", "/etc/ssl/cert.pem"];
+
+/// Time to make a connection, name look-up and TLS included.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// What a client is for.
+#[derive(Debug, Clone, Default)]
+pub struct Options {
+    /// Sent with every request.
+    pub headers: HeaderMap,
+    /// The value of `User-Agent`.
+    pub user_agent: String,
+    /// Never use the proxies that the environment names. Set for loopback addresses: a proxy elsewhere cannot
+    /// reach them, and `NO_PROXY` is easily forgotten.
+    pub direct: bool,
+}
+
+/// TLS settings of every client: ring, TLS 1.2 and 1.3, HTTP/1.1.
+///
+/// # Errors
+/// When the cryptography provider does not offer these versions, which the one built in does.
+pub fn tls_config() -> Result<rustls::ClientConfig> {
+    let mut roots = rustls::RootCertStore { roots: webpki_roots::TLS_SERVER_ROOTS.to_vec() };
+    roots.add_parsable_certificates(system_certificates());
+    let mut config =
+        rustls::ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
+            .with_safe_default_protocol_versions()
+            .map_err(|error| Error::InvalidArgument(format!("TLS cannot be set up: {error}")))?
+            .with_root_certificates(roots)
+            .with_no_client_auth();
+    config.alpn_protocols = vec![b"http/1.1".to_vec()];
+    Ok(config)
+}
+
+/// Certificates of the bundle that `SSL_CERT_FILE` names, else of the system's. Unreadable ones are left out:
+/// those built in remain.
+fn system_certificates() -> Vec<CertificateDer<'static>> {
+    let named = std::env::var_os("SSL_CERT_FILE").map(std::path::PathBuf::from);
+    named
+        .into_iter()
+        .chain(SYSTEM_BUNDLES.iter().map(Into::into))
+        .find_map(|path| CertificateDer::pem_file_iter(path).ok())
+        .map(|certificates| certificates.filter_map(std::result::Result::ok).collect())
+        .unwrap_or_default()
+}
+
+/// Builds a client. It follows no redirects (the API key would travel with them) and has no time limit for
+/// whole answers, because streams last; see [`crate::Config::request_timeout`].
+///
+/// # Errors
+/// When TLS cannot be set up.
+pub fn client(options: Options) -> Result<reqwest::Client> {
+    let mut builder = reqwest::Client::builder()
+        .tls_backend_preconfigured(tls_config()?)
+        .redirect(reqwest::redirect::Policy::none())
+        .connect_timeout(CONNECT_TIMEOUT)
+        .tcp_nodelay(true)
+        .pool_idle_timeout(Duration::from_secs(30))
+        .default_headers(options.headers);
+    if !options.user_agent.is_empty() {
+        builder = builder.user_agent(options.user_agent);
+    }
+    if options.direct {
+        builder = builder.no_proxy();
+    }
+    builder.build().map_err(|error| Error::InvalidArgument(format!("HTTP client: {}", chain(&error))))
+}
+
+/// Whether a host (`localhost`, an address, both with or without port) is this machine's loopback.
+#[must_use]
+pub fn is_loopback(host: &str) -> bool {
+    let bare = match host.strip_prefix('[') {
+        Some(rest) => rest.split(']').next().unwrap_or_default(),
+        None if host.matches(':').count() == 1 => host.split(':').next().unwrap_or_default(),
+        None => host,
+    };
+    bare.eq_ignore_ascii_case("localhost")
+        || bare.to_ascii_lowercase().ends_with(".localhost")
+        || bare.parse::<std::net::IpAddr>().is_ok_and(|address| address.is_loopback())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn builds_without_a_certificate_bundle() {
+        client(Options::default()).unwrap();
+        assert!(!tls_config().unwrap().alpn_protocols.is_empty());
+    }
+
+    #[test]
+    fn loopback_hosts() {
+        for host in
+            ["localhost", "LOCALHOST:8080", "127.0.0.1:1", "127.3.2.1", "[::1]:80", "::1", "a.localhost:9"]
+        {
+            assert!(is_loopback(host), "{host}");
+        }
+        for host in ["example.org", "10.0.0.1:80", "[fe80::1]:80", "localhost.example.org", ""] {
+            assert!(!is_loopback(host), "{host}");
+        }
+    }
+}

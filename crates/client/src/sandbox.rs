@@ -1,0 +1,218 @@
+//! A handle on one sandbox.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use osb_protocol::execd::{EXECD_PORT, Metrics};
+use osb_protocol::lifecycle::{
+    Endpoint, PatchSandboxMetadataRequest, RenewSandboxExpirationRequest, RenewSandboxExpirationResponse,
+    Sandbox as SandboxInfo,
+};
+use osb_protocol::time::WireTime;
+use reqwest::header::HeaderMap;
+use reqwest::{Method, RequestBuilder};
+use tokio::sync::Mutex;
+use tokio::time::{Instant, sleep_until, timeout_at};
+use url::Url;
+
+use crate::client::{Client, endpoint_headers, join, parse_base};
+use crate::config::Config;
+use crate::error::{Error, Result};
+use crate::retry::RetryPolicy;
+use crate::transport::Transport;
+
+/// How long an endpoint is used before it is asked for again. The protocol makes it good for ten minutes.
+const ENDPOINT_LIFE: Duration = Duration::from_secs(540);
+/// Time between two questions to a sandbox that is not ready.
+const READY_INTERVAL: Duration = Duration::from_millis(200);
+/// The one 404 that means "not yet".
+const NO_ADDRESS_YET: &str = "KUBERNETES::POD_IP_NOT_AVAILABLE";
+
+/// A sandbox. Cheap to clone. Dropping it does nothing to the sandbox; see [`Sandbox::kill`].
+#[derive(Debug, Clone)]
+pub struct Sandbox {
+    client: Client,
+    id: String,
+    route: Arc<Mutex<Option<Route>>>,
+}
+
+/// The way to the daemon inside.
+#[derive(Debug, Clone)]
+struct Route {
+    base: Url,
+    headers: HeaderMap,
+    until: Instant,
+}
+
+impl Sandbox {
+    pub(crate) fn new(client: Client, id: String) -> Self {
+        Self { client, id, route: Arc::default() }
+    }
+
+    /// Its id.
+    #[must_use]
+    pub fn id(&self) -> &str {
+        &self.id
+    }
+
+    /// What the server knows of it.
+    ///
+    /// # Errors
+    /// When it does not exist or the server cannot be reached.
+    pub async fn info(&self) -> Result<SandboxInfo> {
+        let request = self.client.request(Method::GET, &["sandboxes", &self.id])?;
+        self.transport().json(request, self.config().request_timeout).await
+    }
+
+    /// Ends it and removes all it had.
+    ///
+    /// # Errors
+    /// When it does not exist or the server cannot be reached.
+    pub async fn kill(&self) -> Result<()> {
+        *self.route.lock().await = None;
+        let request = self.client.request(Method::DELETE, &["sandboxes", &self.id])?;
+        self.transport().done(request, self.config().request_timeout).await
+    }
+
+    /// Lets it live for this long from now, whatever was set before. Returns the new end.
+    ///
+    /// # Errors
+    /// When it does not exist, has no end, or the server cannot be reached.
+    pub async fn renew(&self, lifetime: Duration) -> Result<WireTime> {
+        let expires_at = i64::try_from(lifetime.as_secs())
+            .ok()
+            .and_then(|seconds| WireTime::now().plus_seconds(seconds))
+            .ok_or_else(|| Error::InvalidArgument("lifetime goes beyond the year 9999".to_owned()))?;
+        let request = self
+            .client
+            .request(Method::POST, &["sandboxes", &self.id, "renew-expiration"])?
+            .json(&RenewSandboxExpirationRequest { expires_at });
+        let answer: RenewSandboxExpirationResponse =
+            self.transport().json(request, self.config().request_timeout).await?;
+        Ok(answer.expires_at)
+    }
+
+    /// Changes labels: a value adds or replaces, `None` removes, the others stay.
+    ///
+    /// # Errors
+    /// When a label is not allowed, the sandbox does not exist, or the server cannot be reached.
+    pub async fn patch_metadata(&self, patch: BTreeMap<String, Option<String>>) -> Result<SandboxInfo> {
+        let request = self
+            .client
+            .request(Method::PATCH, &["sandboxes", &self.id, "metadata"])?
+            .json(&PatchSandboxMetadataRequest(patch));
+        self.transport().json(request, self.config().request_timeout).await
+    }
+
+    /// The address of a port inside, with the headers to send along. Carries no scheme; use that of
+    /// [`Config::protocol`].
+    ///
+    /// # Errors
+    /// When the sandbox does not exist or the server cannot be reached.
+    pub async fn endpoint(&self, port: u16) -> Result<Endpoint> {
+        let request = self.endpoint_request(port)?;
+        self.transport().json(request, self.config().request_timeout).await
+    }
+
+    fn endpoint_request(&self, port: u16) -> Result<RequestBuilder> {
+        let request =
+            self.client.request(Method::GET, &["sandboxes", &self.id, "endpoints", &port.to_string()])?;
+        Ok(request.query(&[("use_server_proxy", self.config().use_server_proxy)]))
+    }
+
+    /// Waits until the daemon inside answers.
+    ///
+    /// # Errors
+    /// [`Error::NotReady`] after `limit`; at once when the server says that waiting is of no use.
+    pub async fn wait_ready(&self, limit: Duration) -> Result<()> {
+        let deadline = Instant::now() + limit;
+        // The repetition is here, at a steady pace, not below with growing waits.
+        let transport = Transport { http: self.transport().http.clone(), retry: RetryPolicy::disabled() };
+        loop {
+            match timeout_at(deadline, self.ping_by(&transport)).await {
+                Ok(Ok(())) => return Ok(()),
+                Ok(Err(error)) if is_final(&error) => return Err(error),
+                Ok(Err(_)) | Err(_) => {}
+            }
+            let next = Instant::now() + READY_INTERVAL;
+            if next >= deadline {
+                return Err(Error::NotReady { id: self.id.clone(), limit });
+            }
+            sleep_until(next).await;
+        }
+    }
+
+    /// Whether the daemon inside answers.
+    ///
+    /// # Errors
+    /// When it does not.
+    pub async fn ping(&self) -> Result<()> {
+        self.ping_by(self.transport()).await
+    }
+
+    async fn ping_by(&self, transport: &Transport) -> Result<()> {
+        let request = self.execd_by(transport, Method::GET, &["ping"]).await?;
+        transport.done(request, self.config().request_timeout).await
+    }
+
+    /// CPU and memory in use.
+    ///
+    /// # Errors
+    /// When the sandbox cannot be reached.
+    pub async fn metrics(&self) -> Result<Metrics> {
+        let request = self.execd(Method::GET, &["metrics"]).await?;
+        self.transport().json(request, self.config().request_timeout).await
+    }
+
+    pub(crate) fn config(&self) -> &Config {
+        self.client.config()
+    }
+
+    pub(crate) fn transport(&self) -> &Transport {
+        self.client.transport()
+    }
+
+    /// A request to the daemon inside.
+    pub(crate) async fn execd(&self, method: Method, path: &[&str]) -> Result<RequestBuilder> {
+        self.execd_by(self.transport(), method, path).await
+    }
+
+    async fn execd_by(&self, transport: &Transport, method: Method, path: &[&str]) -> Result<RequestBuilder> {
+        let route = self.route(transport).await?;
+        let request = transport.http.request(method, join(&route.base, path)?);
+        // Through the server the key may be asked for; straight into a sandbox it must not go.
+        let request = if self.config().use_server_proxy { self.client.with_key(request) } else { request };
+        Ok(request.headers(route.headers))
+    }
+
+    async fn route(&self, transport: &Transport) -> Result<Route> {
+        let mut known = self.route.lock().await;
+        if let Some(route) = known.as_ref().filter(|route| route.until > Instant::now()) {
+            return Ok(route.clone());
+        }
+        let endpoint: Endpoint =
+            transport.json(self.endpoint_request(EXECD_PORT)?, self.config().request_timeout).await?;
+        let base = format!("{}://{}", self.config().protocol.as_str(), endpoint.endpoint);
+        let route = Route {
+            base: parse_base(&base)?,
+            headers: endpoint_headers(&endpoint.headers.unwrap_or_default())?,
+            until: Instant::now() + ENDPOINT_LIFE,
+        };
+        *known = Some(route.clone());
+        Ok(route)
+    }
+}
+
+/// Whether waiting on cannot help.
+fn is_final(error: &Error) -> bool {
+    match error {
+        Error::Api(api) => match api.status {
+            401 | 403 => true,
+            404 => api.code != NO_ADDRESS_YET,
+            _ => false,
+        },
+        Error::InvalidArgument(_) => true,
+        _ => false,
+    }
+}
