@@ -1,0 +1,117 @@
+//! Which cgroup hierarchies the host has, and where.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// Mount points of what we use.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Layout {
+    /// A hierarchy per controller (some may be one and the same), perhaps with the unified one beside, which
+    /// then has no controllers but can freeze and kill.
+    V1 { memory: PathBuf, cpu: PathBuf, cpuacct: PathBuf, pids: PathBuf, unified: Option<PathBuf> },
+    /// One hierarchy with all controllers.
+    V2 { root: PathBuf },
+}
+
+impl Layout {
+    /// Every hierarchy once.
+    pub(crate) fn roots(&self) -> Vec<&Path> {
+        match self {
+            Self::V1 { unified, .. } => self.v1_roots().into_iter().chain(unified.as_deref()).collect(),
+            Self::V2 { root } => vec![root],
+        }
+    }
+
+    /// The version 1 hierarchies, each once.
+    pub(crate) fn v1_roots(&self) -> Vec<&Path> {
+        let Self::V1 { memory, cpu, cpuacct, pids, .. } = self else { return Vec::new() };
+        let mut roots: Vec<&Path> = Vec::new();
+        for root in [memory, cpu, cpuacct, pids] {
+            if !roots.contains(&root.as_path()) {
+                roots.push(root);
+            }
+        }
+        roots
+    }
+
+    /// For people.
+    pub(crate) fn describe(&self) -> &'static str {
+        match self {
+            Self::V1 { unified: Some(_), .. } => "version 1 with the unified hierarchy beside (hybrid)",
+            Self::V1 { unified: None, .. } => "version 1",
+            Self::V2 { .. } => "version 2",
+        }
+    }
+}
+
+/// Finds the host's layout. The error names the controllers that are missing.
+pub(crate) fn discover() -> io::Result<Layout> {
+    let mounts = std::fs::read_to_string("/proc/self/mountinfo")?;
+    let controllers =
+        |root: &Path| std::fs::read_to_string(root.join("cgroup.controllers")).unwrap_or_default();
+    from_mounts(&mounts, controllers).map_err(io::Error::other)
+}
+
+fn from_mounts(mounts: &str, controllers: impl Fn(&Path) -> String) -> Result<Layout, String> {
+    let mut unified = None;
+    let mut v1: Vec<(Vec<&str>, PathBuf)> = Vec::new();
+    for line in mounts.lines() {
+        let Some((left, right)) = line.split_once(" - ") else { continue };
+        let Some(place) = left.split(' ').nth(4) else { continue };
+        let place = PathBuf::from(place);
+        let mut right = right.split(' ');
+        match right.next() {
+            Some("cgroup2") => {
+                unified.get_or_insert(place);
+            }
+            Some("cgroup") => v1.push((right.last().unwrap_or_default().split(',').collect(), place)),
+            _ => {}
+        }
+    }
+    let of = |name: &str| v1.iter().find(|(options, _)| options.contains(&name)).map(|(_, place)| place.clone());
+    if let (Some(memory), Some(cpu), Some(cpuacct), Some(pids)) = (of("memory"), of("cpu"), of("cpuacct"), of("pids")) {
+        return Ok(Layout::V1 { memory, cpu, cpuacct, pids, unified });
+    }
+    let Some(root) = unified else {
+        return Err("no cgroup hierarchy with memory, cpu and pids is mounted".to_owned());
+    };
+    let available = controllers(&root);
+    let missing: Vec<&str> = ["memory", "cpu", "pids"]
+        .into_iter()
+        .filter(|name| !available.split_whitespace().any(|word| word == *name))
+        .collect();
+    if missing.is_empty() {
+        Ok(Layout::V2 { root })
+    } else {
+        Err(format!("cgroup controllers are missing: {}", missing.join(", ")))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hybrid_co_mounted_and_unified_hosts_are_told_apart() {
+        let hybrid = "\
+31 23 0:28 / /sys/fs/cgroup rw - tmpfs tmpfs rw
+32 31 0:29 / /sys/fs/cgroup/cpu,cpuacct rw,relatime - cgroup cgroup rw,cpu,cpuacct
+35 31 0:32 / /sys/fs/cgroup/memory rw,relatime shared:9 - cgroup cgroup rw,memory
+39 31 0:36 / /sys/fs/cgroup/pids rw,relatime - cgroup cgroup rw,pids
+41 31 0:38 / /sys/fs/cgroup/unified rw,relatime - cgroup2 cgroup2 rw
+";
+        let layout = from_mounts(hybrid, |_| String::new()).unwrap();
+        assert_eq!(
+            layout.roots(),
+            ["memory", "cpu,cpuacct", "pids", "unified"].map(|name| Path::new("/sys/fs/cgroup").join(name))
+        );
+        let unified = "29 23 0:26 / /sys/fs/cgroup rw shared:4 - cgroup2 cgroup2 rw,nsdelegate\n";
+        assert_eq!(
+            from_mounts(unified, |_| "cpuset cpu io memory pids\n".into()),
+            Ok(Layout::V2 { root: "/sys/fs/cgroup".into() })
+        );
+        let lacking = from_mounts(unified, |_| "cpu pids".into());
+        assert_eq!(lacking, Err("cgroup controllers are missing: memory".into()));
+        assert!(from_mounts("", |_| String::new()).is_err());
+    }
+}

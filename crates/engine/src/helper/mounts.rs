@@ -1,0 +1,115 @@
+//! Which mounts a sandbox has beside its root.
+
+use std::ffi::{CStr, CString};
+use std::io;
+
+use super::child::Mount;
+
+/// Where the spawner keeps the `/dev` that sandboxes get clones of.
+pub(crate) const DEV_TEMPLATE: &str = "/dev";
+/// Where a sandbox's root is assembled.
+pub(crate) const STAGE: &str = "/root";
+
+const QUIET: libc::c_ulong = libc::MS_NOSUID | libc::MS_NODEV | libc::MS_NOEXEC;
+
+/// Readable by everybody, and telling about the host or other sandboxes. With a user namespace the rest of
+/// `/proc` and `/sys` belongs to the host's root, whom nobody inside is.
+const MASKED: [&CStr; 6] = [
+    c"proc/interrupts",
+    c"proc/kallsyms",
+    c"proc/iomem",
+    c"proc/keys",
+    c"proc/config.gz",
+    c"proc/cmdline",
+];
+
+/// What must be masked in addition when root inside is root outside.
+const MASKED_FROM_ROOT: [&CStr; 9] = [
+    c"proc/kcore",
+    c"proc/kmsg",
+    c"proc/timer_list",
+    c"proc/sched_debug",
+    c"proc/latency_stats",
+    c"proc/timer_stats",
+    c"proc/slabinfo",
+    c"proc/vmallocinfo",
+    c"proc/kpagecount",
+];
+
+/// Directories that root outside must find empty.
+const EMPTIED_FROM_ROOT: [(&CStr, Group); 4] = [
+    (c"proc/acpi", Group::Proc),
+    (c"proc/scsi", Group::Proc),
+    (c"sys/firmware", Group::Sys),
+    (c"sys/devices/virtual/powercap", Group::Sys),
+];
+
+/// What root outside must not write.
+const READ_ONLY_FOR_ROOT: [&CStr; 5] =
+    [c"proc/bus", c"proc/fs", c"proc/irq", c"proc/sys", c"proc/sysrq-trigger"];
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Group {
+    Proc,
+    Sys,
+}
+
+/// `/proc` and what covers parts of it.
+pub(crate) fn proc(user_namespace: bool) -> io::Result<Vec<Mount>> {
+    let mut mounts = vec![Mount::new(c"proc", c"proc", QUIET, "")?];
+    let null = CString::new(format!("{DEV_TEMPLATE}/null"))?;
+    let masked = MASKED.iter().chain(if user_namespace { &[][..] } else { &MASKED_FROM_ROOT[..] });
+    mounts.extend(masked.map(|target| bind(&null, target)));
+    if !user_namespace {
+        emptied(&mut mounts, Group::Proc)?;
+        for target in READ_ONLY_FOR_ROOT {
+            mounts.push(bind(target, target));
+            let flags = libc::MS_BIND | libc::MS_REMOUNT | libc::MS_RDONLY | QUIET;
+            mounts.push(Mount { flags, ..bind(target, target) });
+        }
+    }
+    Ok(mounts)
+}
+
+/// `/sys`, read-only.
+pub(crate) fn sys(user_namespace: bool) -> io::Result<Vec<Mount>> {
+    let mut mounts = vec![Mount::new(c"sysfs", c"sys", QUIET | libc::MS_RDONLY, "")?];
+    if !user_namespace {
+        emptied(&mut mounts, Group::Sys)?;
+    }
+    Ok(mounts)
+}
+
+/// What goes into the cloned `/dev`. `root_id` is the host id of root inside.
+pub(crate) fn dev(root_id: u32, shm_bytes: u64) -> io::Result<[Mount; 3]> {
+    // The group of terminals is 5 everywhere. The kernel's pool of terminals is shared by all sandboxes and the
+    // host, so each gets a bounded part.
+    let pts = format!("newinstance,ptmxmode=0666,mode=0620,gid={},max=256", root_id.saturating_add(5));
+    let shm = format!("mode=1777,size={shm_bytes},uid={root_id},gid={root_id}");
+    Ok([
+        Mount::new(c"devpts", c"dev/pts", libc::MS_NOSUID | libc::MS_NOEXEC, pts)?,
+        Mount::new(c"tmpfs", c"dev/shm", QUIET, shm)?,
+        Mount::new(c"mqueue", c"dev/mqueue", QUIET, "")?,
+    ])
+}
+
+fn bind(source: &CStr, target: &CStr) -> Mount {
+    Mount {
+        source: source.to_owned(),
+        target: target.to_owned(),
+        fstype: CString::default(),
+        flags: libc::MS_BIND,
+        data: CString::default(),
+        optional: true,
+    }
+}
+
+fn emptied(mounts: &mut Vec<Mount>, group: Group) -> io::Result<()> {
+    for (target, of) in EMPTIED_FROM_ROOT {
+        if of == group {
+            let empty = Mount::new(c"tmpfs", target, QUIET | libc::MS_RDONLY, "size=4k")?;
+            mounts.push(Mount { optional: true, ..empty });
+        }
+    }
+    Ok(())
+}

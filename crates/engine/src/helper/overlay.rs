@@ -1,0 +1,187 @@
+//! Overlays whose layers have their ids mapped, made as detached mounts that a sandbox's child attaches.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+
+use rustix::fs::{CWD, Mode, OFlags, StatVfsMountFlags};
+use rustix::mount::{
+    FsMountFlags, FsOpenFlags, MountAttrFlags, MountPropagationFlags, MoveMountFlags, OpenTreeFlags, UnmountFlags,
+    fsconfig_create, fsconfig_set_fd, fsconfig_set_flag, fsconfig_set_string, fsmount, fsopen, move_mount, open_tree,
+};
+use rustix::thread::UnshareFlags;
+
+use super::startup::while_doing;
+use super::userns::as_user;
+
+/// Directories of one overlay.
+pub(super) struct Paths<'a> {
+    /// Holds `u`, the upper layer, and `w`, the work directory: both must be on one mount.
+    pub(super) parent: &'a Path,
+    /// Topmost first.
+    pub(super) lowers: &'a [&'a Path],
+}
+
+/// How layers are named to the kernel.
+pub(super) enum Overlays {
+    /// By descriptors of detached mounts (Linux 6.15).
+    Descriptors,
+    /// By paths; id-mapped layers are attached for a moment below this directory of the preparer's own mount
+    /// namespace.
+    Paths(&'static str),
+}
+
+impl Overlays {
+    /// Gives the process a mount namespace of its own with a place to attach layers.
+    pub(super) fn by_path() -> io::Result<Self> {
+        // SAFETY: this process has one thread, and nothing in it relies on the old mount namespace.
+        unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWNS)? };
+        // What the host unmounts shall not live on here.
+        rustix::mount::mount_change("/", MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC)?;
+        // The preparer has no use for `/sys`.
+        rustix::mount::mount("tmpfs", "/sys", "tmpfs", rustix::mount::MountFlags::NOSUID, c"size=64k,mode=700")?;
+        rustix::mount::mount_change("/sys", MountPropagationFlags::PRIVATE)?;
+        Ok(Self::Paths("/sys"))
+    }
+
+    /// Makes an overlay. `root_id` is the host id of root inside.
+    pub(super) fn make(
+        &self,
+        paths: &Paths<'_>,
+        namespace: Option<BorrowedFd<'_>>,
+        root_id: u32,
+    ) -> io::Result<OwnedFd> {
+        let context = fsopen("overlay", FsOpenFlags::FSOPEN_CLOEXEC).map_err(doing("fsopen"))?;
+        fsconfig_set_string(&context, "source", "overlay")?;
+        match self {
+            Self::Descriptors => {
+                let lowers =
+                    paths.lowers.iter().map(|lower| tree(lower, namespace)).collect::<io::Result<Vec<_>>>()?;
+                for lower in &lowers {
+                    fsconfig_set_fd(&context, "lowerdir+", lower).map_err(doing("lowerdir"))?;
+                }
+                let parent = tree(paths.parent, namespace)?;
+                for (key, name) in [("upperdir", "u"), ("workdir", "w")] {
+                    let dir = rustix::fs::openat(&parent, name, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
+                    fsconfig_set_fd(&context, key, &dir).map_err(doing(key))?;
+                }
+                finish(&context, root_id)
+            }
+            Self::Paths(place) => {
+                let mut attached = Attached::new(place);
+                let mut lowers = Vec::with_capacity(paths.lowers.len());
+                for lower in paths.lowers {
+                    lowers.push(attached.attach(tree(lower, namespace)?)?);
+                }
+                fsconfig_set_string(&context, "lowerdir", lowers.join(":")).map_err(doing("lowerdir"))?;
+                let parent = attached.attach(tree(paths.parent, namespace)?)?;
+                for (key, name) in [("upperdir", "u"), ("workdir", "w")] {
+                    fsconfig_set_string(&context, key, format!("{parent}/{name}")).map_err(doing(key))?;
+                }
+                finish(&context, root_id)
+            }
+        }
+    }
+}
+
+/// Layers attached for the length of one call.
+struct Attached {
+    place: &'static str,
+    dirs: Vec<String>,
+}
+
+impl Attached {
+    fn new(place: &'static str) -> Self {
+        Self { place, dirs: Vec::new() }
+    }
+
+    /// Short names: the kernel takes 255 bytes for all lower layers together.
+    fn attach(&mut self, tree: OwnedFd) -> io::Result<String> {
+        let dir = format!("{}/{}", self.place, self.dirs.len());
+        std::fs::create_dir(&dir).or_else(|error| {
+            if error.kind() == io::ErrorKind::AlreadyExists { Ok(()) } else { Err(error) }
+        })?;
+        move_mount(&tree, "", CWD, dir.as_str(), MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)
+            .map_err(doing("attach a layer"))?;
+        self.dirs.push(dir.clone());
+        Ok(dir)
+    }
+}
+
+impl Drop for Attached {
+    fn drop(&mut self) {
+        for dir in &self.dirs {
+            // The overlay keeps its own clones of its layers.
+            let _ = rustix::mount::unmount(dir.as_str(), UnmountFlags::DETACH);
+        }
+    }
+}
+
+/// A detached clone of the mount at `path`, with ids mapped by `namespace`.
+fn tree(path: &Path, namespace: Option<BorrowedFd<'_>>) -> io::Result<OwnedFd> {
+    let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
+    let tree = open_tree(CWD, path, flags).map_err(|error| with_path(error.into(), path))?;
+    if let Some(namespace) = namespace {
+        map_ids(tree.as_fd(), namespace).map_err(|error| with_path(error, path))?;
+    }
+    Ok(tree)
+}
+
+fn map_ids(tree: BorrowedFd<'_>, namespace: BorrowedFd<'_>) -> io::Result<()> {
+    let attr = libc::mount_attr {
+        attr_set: libc::MOUNT_ATTR_IDMAP,
+        attr_clr: 0,
+        propagation: 0,
+        userns_fd: namespace.as_raw_fd().unsigned_abs().into(),
+    };
+    // SAFETY: `attr` is complete and outlives the call, which only reads it.
+    let result = unsafe {
+        libc::syscall(
+            libc::SYS_mount_setattr,
+            tree.as_raw_fd(),
+            c"".as_ptr(),
+            libc::AT_EMPTY_PATH,
+            &raw const attr,
+            size_of::<libc::mount_attr>(),
+        )
+    };
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+fn finish(context: &OwnedFd, root_id: u32) -> io::Result<OwnedFd> {
+    // Nothing in a sandbox outlives a crash of the host, and without this the death of a sandbox writes out
+    // every dirty page of the disk.
+    fsconfig_set_flag(context, "volatile")?;
+    // What an image or a sandbox may have put into the layers' attributes must not steer the overlay.
+    for (key, value) in [("redirect_dir", "nofollow"), ("metacopy", "off"), ("index", "off")] {
+        fsconfig_set_string(context, key, value).map_err(doing(key))?;
+    }
+    // The host's root has no id on the mapped upper layer: as itself it could not make the work directory, and
+    // the kernel would quietly mount read-only.
+    as_user(root_id, || fsconfig_create(context).map_err(|error| explain(context, error.into())))?;
+    let mount = fsmount(context, FsMountFlags::FSMOUNT_CLOEXEC, MountAttrFlags::MOUNT_ATTR_NODEV)?;
+    if rustix::fs::fstatvfs(&mount)?.f_flag.contains(StatVfsMountFlags::RDONLY) {
+        return Err(io::Error::other("the kernel made it read-only: it cannot write to the upper layer"));
+    }
+    Ok(mount)
+}
+
+/// Adds what the kernel wrote into the context's log.
+fn explain(context: &OwnedFd, error: io::Error) -> io::Error {
+    let mut log = String::new();
+    let mut line = [0; 256];
+    while let Ok(len @ 1..) = rustix::io::read(context, &mut line) {
+        log.push_str(": ");
+        log.push_str(String::from_utf8_lossy(&line[..len]).trim());
+    }
+    io::Error::new(error.kind(), format!("{error}{log}"))
+}
+
+fn doing(action: &str) -> impl FnOnce(rustix::io::Errno) -> io::Error {
+    let add = while_doing(action);
+    move |error| add(error.into())
+}
+
+fn with_path(error: io::Error, path: &Path) -> io::Error {
+    io::Error::new(error.kind(), format!("'{}': {error}", path.display()))
+}
