@@ -1,0 +1,166 @@
+//! What a name stands for: a stored reference, an alias, the built-in image, or an image's id.
+
+use super::error::{Error, Result};
+use super::index::{ImageRecord, Index, Stamp};
+use super::reference::Reference;
+use super::{HOST, Image, Root};
+use std::collections::{BTreeMap, HashMap};
+use std::path::Path;
+use std::sync::Arc;
+
+/// A state of the index, ready for look-ups. Never changed; a new index makes a new one.
+#[derive(Debug)]
+pub(super) struct Names {
+    pub(super) stamp: Option<Stamp>,
+    pub(super) index: Index,
+    /// Aliases of the index over those of the configuration.
+    pub(super) aliases: BTreeMap<String, String>,
+    host: Option<Arc<Image>>,
+    /// By complete reference.
+    references: BTreeMap<String, Arc<Image>>,
+    /// Every common spelling of every reference and alias.
+    spellings: HashMap<String, Arc<Image>>,
+}
+
+impl Names {
+    pub(super) fn new(
+        index: Index,
+        stamp: Option<Stamp>,
+        layers: &Path,
+        host: Option<Arc<Image>>,
+        configured: &BTreeMap<String, String>,
+    ) -> Self {
+        let mut references = BTreeMap::new();
+        for (reference, id) in &index.references {
+            if let Some(record) = index.images.get(id) {
+                references.insert(reference.clone(), Arc::new(image(reference, id, record, layers)));
+            }
+        }
+        let mut aliases = configured.clone();
+        aliases.extend(index.aliases.clone());
+        let mut names = Self { stamp, index, aliases, host, references, spellings: HashMap::new() };
+        names.spell();
+        names
+    }
+
+    fn spell(&mut self) {
+        let mut spellings = HashMap::new();
+        if let Some(host) = &self.host {
+            spellings.insert(HOST.to_owned(), Arc::clone(host));
+            spellings.insert(format!("{HOST}:latest"), Arc::clone(host));
+        }
+        let names = self.references.keys().chain(self.aliases.keys());
+        for reference in names.filter_map(|name| Reference::parse(name).ok()) {
+            // An alias that leads nowhere, or in a circle, is told about when somebody asks for it.
+            if let Ok(Some(image)) = self.find(&reference, 0) {
+                for spelling in reference.spellings() {
+                    spellings.entry(spelling).or_insert_with(|| Arc::clone(&image));
+                }
+            }
+        }
+        self.spellings = spellings;
+    }
+
+    /// Looks a name up: a stored reference first, then an alias, the built-in image, an id.
+    pub(super) fn resolve(&self, name: &str) -> Result<Option<Arc<Image>>> {
+        if let Some(image) = self.spellings.get(name) {
+            return Ok(Some(Arc::clone(image)));
+        }
+        let found = Reference::parse(name).and_then(|reference| self.find(&reference, 0));
+        match found {
+            Ok(None) | Err(Error::InvalidName { .. }) if self.by_id(name).is_some() => Ok(self.by_id(name)),
+            other => other,
+        }
+    }
+
+    fn find(&self, reference: &Reference, depth: usize) -> Result<Option<Arc<Image>>> {
+        const MOST_ALIASES: usize = 8;
+        let full = reference.to_string();
+        if let Some(image) = self.references.get(&full) {
+            return Ok(Some(Arc::clone(image)));
+        }
+        if let Some(image) = reference.digest().and_then(|digest| self.by_digest(digest)) {
+            return Ok(Some(image));
+        }
+        let any_tag = format!("{}:*", reference.repository());
+        let Some(target) = self.aliases.get(&full).or_else(|| self.aliases.get(&any_tag)) else {
+            return Ok(None);
+        };
+        if target == HOST {
+            return Ok(self.host.clone());
+        }
+        if depth == MOST_ALIASES {
+            return Err(Error::AliasLoop { name: full });
+        }
+        self.find(&Reference::parse(target)?, depth + 1)
+    }
+
+    /// Image with that manifest or configuration.
+    fn by_digest(&self, digest: &str) -> Option<Arc<Image>> {
+        let record = |image: &&Arc<Image>| {
+            image.id == digest
+                || self.index.images.get(&image.id).is_some_and(|record| record.manifests.contains(digest))
+        };
+        self.references.values().find(record).cloned()
+    }
+
+    /// Image with that id, or with an id that alone begins so.
+    pub(super) fn by_id(&self, name: &str) -> Option<Arc<Image>> {
+        let hex = name.strip_prefix("sha256:").unwrap_or(name);
+        if !(12..=64).contains(&hex.len()) || !hex.bytes().all(|byte| byte.is_ascii_hexdigit()) {
+            return None;
+        }
+        let mut found: Option<&Arc<Image>> = None;
+        for image in self.references.values().filter(|image| image.id["sha256:".len()..].starts_with(hex)) {
+            if found.is_some_and(|found| found.id != image.id) {
+                return None;
+            }
+            found = Some(image);
+        }
+        found.cloned()
+    }
+
+    /// All images, one per name, the built-in one first.
+    pub(super) fn list(&self) -> Vec<Arc<Image>> {
+        self.host.iter().chain(self.references.values()).cloned().collect()
+    }
+}
+
+fn image(reference: &str, id: &str, record: &ImageRecord, layers: &Path) -> Image {
+    let lowers = record.lowers.iter().map(|layer| layers.join(layer)).collect();
+    Image {
+        reference: reference.into(),
+        id: id.into(),
+        config: record.config.clone(),
+        roots: vec![Root { mountpoint: "/".into(), lowers }],
+        size_bytes: record.size_bytes,
+        created: record.created.as_ref().and_then(|text| text.parse().ok()),
+    }
+}
+
+/// The form in which an alias is kept: a complete reference, or `repository:*` for any tag or digest.
+pub(super) fn alias_key(name: &str) -> Result<String> {
+    if is_host(name) {
+        return Err(Error::Reserved { name: name.into() });
+    }
+    match name.strip_suffix(":*") {
+        Some(repository) => {
+            let reference = Reference::parse(repository)?;
+            if reference.tag() != Some("latest") || repository.ends_with(":latest") {
+                return Err(Error::InvalidName { name: name.into(), reason: "`:*` follows a repository" });
+            }
+            Ok(format!("{}:*", reference.repository()))
+        }
+        None => Ok(Reference::parse(name)?.to_string()),
+    }
+}
+
+/// The form in which an alias's target is kept.
+pub(super) fn alias_target(name: &str) -> Result<String> {
+    if is_host(name) { Ok(HOST.into()) } else { Ok(Reference::parse(name)?.to_string()) }
+}
+
+/// Whether the name is that of the built-in image.
+pub(super) fn is_host(name: &str) -> bool {
+    name == HOST || name.strip_prefix(HOST) == Some(":latest")
+}
