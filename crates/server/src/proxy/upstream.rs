@@ -151,11 +151,12 @@ pub(super) struct Relay {
     incoming: Incoming,
     upstream: Option<Upstream>,
     home: Option<(Arc<Pool>, Key)>,
+    broken: Option<hyper::Error>,
 }
 
 impl Relay {
     pub(super) fn new(incoming: Incoming, upstream: Upstream, pool: Arc<Pool>, key: Key) -> Self {
-        Self { incoming, upstream: Some(upstream), home: Some((pool, key)) }
+        Self { incoming, upstream: Some(upstream), home: Some((pool, key)), broken: None }
     }
 
     /// Gives the connection back if the response is complete, which for one without a body it is at once: its body
@@ -179,10 +180,15 @@ impl Relay {
 
     fn poll_incoming(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
         let polled = Pin::new(&mut self.incoming).poll_frame(cx);
-        match &polled {
+        match polled {
             Poll::Ready(Some(Ok(_))) => self.settle(cx),
             Poll::Ready(None) => self.finish(cx),
-            Poll::Ready(Some(Err(_))) => self.upstream = None,
+            Poll::Ready(Some(Err(error))) => {
+                self.upstream = None;
+                self.broken = Some(error);
+                cx.waker().wake_by_ref();
+                return Poll::Pending;
+            }
             Poll::Pending => {}
         }
         polled
@@ -198,9 +204,14 @@ impl HttpBody for Relay {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
         let this = self.get_mut();
+        // The server drops what it has not sent when a body fails. Told a turn later, it has sent head and chunks
+        // that came before the break.
+        if let Some(error) = this.broken.take() {
+            return Poll::Ready(Some(Err(error)));
+        }
         // First the body, which tells the connection that more is wanted; then the connection, which reads it.
         let polled = this.poll_incoming(cx);
-        if polled.is_ready() {
+        if polled.is_ready() || this.broken.is_some() {
             return polled;
         }
         if let Some(upstream) = &mut this.upstream
