@@ -1,0 +1,258 @@
+//! `osb command`: commands in an existing sandbox.
+
+use std::time::Duration;
+
+use clap::{Args, Subcommand};
+use osb_client::{Command, CommandEvent, CommandStream, Exit, Joiner, Sandbox};
+use serde_json::json;
+
+use crate::duration::parse as parse_duration;
+use crate::exit;
+use crate::output::{Cell, Format};
+use crate::sandbox::{SandboxArg, key_value};
+use crate::settings::Context;
+use crate::signals::Signals;
+use crate::streams::Streams;
+
+/// What to do with commands.
+#[derive(Debug, Clone, Subcommand)]
+pub enum CommandAction {
+    /// Run a command; its exit code becomes this program's
+    Run(RunArgs),
+    /// Show how a command is doing
+    Status {
+        #[command(flatten)]
+        sandbox: SandboxArg,
+        /// Id of the command
+        execution_id: String,
+        /// Form of the output
+        #[arg(short, long, value_enum, default_value_t)]
+        output: Format,
+    },
+    /// Show what a background command wrote
+    Logs {
+        #[command(flatten)]
+        sandbox: SandboxArg,
+        /// Id of the command
+        execution_id: String,
+        /// Where to go on, as an earlier call told
+        #[arg(long, value_name = "N")]
+        cursor: Option<u64>,
+        /// Form of the output; table is the bare text
+        #[arg(short, long, value_enum, default_value_t)]
+        output: Format,
+    },
+    /// End a command and all it started
+    #[command(visible_alias = "kill")]
+    Interrupt {
+        #[command(flatten)]
+        sandbox: SandboxArg,
+        /// Id of the command
+        execution_id: String,
+        /// Form of the output
+        #[arg(short, long, value_enum, default_value_t)]
+        output: Format,
+    },
+}
+
+/// How to run a command; shared by `run` and `command run`.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct ProgramArgs {
+    /// Working directory; must exist
+    #[arg(short, long, value_name = "DIR")]
+    workdir: Option<String>,
+    /// Kill the command after this time: 30s, 10m, 1h30m or seconds
+    #[arg(short, long, value_name = "DURATION", value_parser = parse_duration)]
+    pub(crate) timeout: Option<Duration>,
+    /// Run as this user: UID or UID:GID
+    #[arg(short, long, value_name = "UID[:GID]", value_parser = parse_user)]
+    user: Option<(u32, Option<u32>)>,
+    /// Pass a single word on as a program's name, even if it has blanks
+    #[arg(long)]
+    argv: bool,
+    /// Program and arguments, passed on as they are; one word with blanks is text for the shell
+    #[arg(last = true, required = true, value_name = "COMMAND")]
+    words: Vec<String>,
+}
+
+impl ProgramArgs {
+    pub(crate) fn build(self, sandbox: &Sandbox, env: Vec<(String, String)>) -> Command {
+        let mut command = match &self.words[..] {
+            [text] if !self.argv && text.contains(char::is_whitespace) => sandbox.shell(text),
+            _ => sandbox.argv(self.words),
+        };
+        if let Some(workdir) = self.workdir {
+            command = command.cwd(workdir);
+        }
+        if let Some(timeout) = self.timeout {
+            command = command.timeout(timeout);
+        }
+        command = match self.user {
+            Some((uid, Some(gid))) => command.user_and_group(uid, gid),
+            Some((uid, None)) => command.user(uid),
+            None => command,
+        };
+        env.into_iter().fold(command, |command, (name, value)| command.env(name, value))
+    }
+}
+
+fn parse_user(text: &str) -> Result<(u32, Option<u32>), String> {
+    let wrong = |_| format!("'{text}' is no user; use numbers, UID or UID:GID");
+    match text.split_once(':') {
+        Some((uid, gid)) => Ok((uid.parse().map_err(wrong)?, Some(gid.parse().map_err(wrong)?))),
+        None => Ok((text.parse().map_err(wrong)?, None)),
+    }
+}
+
+/// Arguments of `command run`.
+#[derive(Debug, Clone, Args)]
+pub struct RunArgs {
+    #[command(flatten)]
+    sandbox: SandboxArg,
+    /// Return at once and print the command's id
+    #[arg(short = 'd', long)]
+    background: bool,
+    /// Variable for the command; may be repeated
+    #[arg(short, long, value_name = "KEY=VALUE", value_parser = key_value)]
+    env: Vec<(String, String)>,
+    /// Form of the output of --background
+    #[arg(short, long, value_enum, requires = "background")]
+    output: Option<Format>,
+    #[command(flatten)]
+    program: ProgramArgs,
+}
+
+pub(crate) async fn run(
+    context: &Context,
+    action: CommandAction,
+    streams: &mut Streams,
+) -> anyhow::Result<u8> {
+    match action {
+        CommandAction::Run(args) => {
+            let sandbox = args.sandbox.handle(context);
+            let command = args.program.build(&sandbox, args.env);
+            if args.background {
+                let id = command.start().await?;
+                let json = json!({"execution_id": id, "sandbox_id": sandbox.id(), "mode": "background"});
+                let properties = vec![
+                    ("execution_id", Cell::from(&id)),
+                    ("sandbox_id", Cell::from(sandbox.id())),
+                    ("mode", Cell::from("background")),
+                ];
+                context.printer(args.output.unwrap_or_default()).object(streams, properties, &json).await?;
+                return Ok(exit::SUCCESS);
+            }
+            foreground(&sandbox, command, streams).await
+        }
+        CommandAction::Status { sandbox, execution_id, output } => {
+            let status = sandbox.handle(context).command_status(&execution_id).await?;
+            let properties = vec![
+                ("id", Cell::from(&status.id)),
+                ("content", Cell::from(&status.content)),
+                ("running", Cell::from(status.running)),
+                ("exit_code", Cell::optional(status.exit_code)),
+                ("error", Cell::optional(status.error.as_ref())),
+                ("started_at", Cell::from(&status.started_at)),
+                ("finished_at", Cell::optional(status.finished_at.as_ref())),
+            ];
+            context.printer(output).object(streams, properties, &status).await?;
+            Ok(exit::SUCCESS)
+        }
+        CommandAction::Logs { sandbox, execution_id, cursor, output } => {
+            let logs = sandbox.handle(context).command_logs(&execution_id, cursor).await?;
+            match output {
+                Format::Table => streams.out(&logs.content).await?,
+                Format::Json => {
+                    let content = String::from_utf8_lossy(&logs.content);
+                    let json = json!({"content": content, "cursor": logs.cursor});
+                    context.printer(output).object(streams, Vec::new(), &json).await?;
+                }
+            }
+            Ok(exit::SUCCESS)
+        }
+        CommandAction::Interrupt { sandbox, execution_id, output } => {
+            sandbox.handle(context).interrupt(&execution_id).await?;
+            let message = format!("command {execution_id} interrupted");
+            context.printer(output).done(streams, &message).await?;
+            Ok(exit::SUCCESS)
+        }
+    }
+}
+
+/// Follows a command in a sandbox that stays. A signal ends the command too: it is this program's to the person
+/// who pressed Ctrl-C.
+async fn foreground(sandbox: &Sandbox, command: Command, streams: &mut Streams) -> anyhow::Result<u8> {
+    let mut signals = Signals::new()?;
+    let mut running = None;
+    let ended = tokio::select! {
+        ended = follow(command, &mut running, streams) => ended.map(Some),
+        signal = signals.next() => {
+            if let Some(id) = &running {
+                let _ = sandbox.interrupt(id).await;
+            }
+            return Ok(exit::SIGNAL + signal);
+        }
+    };
+    match ended {
+        Ok(Some(exit)) => finish(&exit, streams).await,
+        Ok(None) => Ok(exit::NOT_RUN),
+        Err(error) => {
+            // Output that nobody reads any more must not keep the command alive.
+            if let Some(id) = running.filter(|_| crate::streams::is_broken_pipe(&error)) {
+                let _ = sandbox.interrupt(&id).await;
+            }
+            Err(error)
+        }
+    }
+}
+
+/// Runs a command and passes its output on as it comes.
+pub(crate) async fn follow(
+    command: Command,
+    running: &mut Option<String>,
+    streams: &mut Streams,
+) -> anyhow::Result<Exit> {
+    let mut stream: CommandStream = command.stream().await?;
+    let (mut stdout, mut stderr) = (Joiner::default(), Joiner::default());
+    while let Some(event) = stream.next().await? {
+        match event {
+            CommandEvent::Started { id } => *running = Some(id),
+            CommandEvent::Stdout(text) => {
+                streams.out(format!("{}{text}", stdout.separator(&text)).as_bytes()).await?;
+            }
+            CommandEvent::Stderr(text) => {
+                streams.err(format!("{}{text}", stderr.separator(&text)).as_bytes()).await?;
+            }
+            CommandEvent::Finished(exit) => return Ok(exit),
+        }
+    }
+    Err(osb_client::Error::StreamCut.into())
+}
+
+/// The exit code for a command that ended. What could not be executed is said in words.
+pub(crate) async fn finish(exit: &Exit, streams: &mut Streams) -> anyhow::Result<u8> {
+    if let Some(code) = exit.code {
+        // A shell sees eight bits; a code that has none of them must not look like success.
+        return Ok(u8::try_from(code).unwrap_or(exit::FAILURE));
+    }
+    let reason = match &exit.error {
+        Some(error) => error.traceback.first().unwrap_or(&error.evalue).as_str(),
+        None => "no reason given",
+    };
+    streams.note(&format!("command could not be executed: {}", crate::output::printable(reason))).await;
+    Ok(exit::NOT_FOUND)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn users() {
+        assert_eq!(parse_user("0"), Ok((0, None)));
+        assert_eq!(parse_user("1000:100"), Ok((1000, Some(100))));
+        for bad in ["", "root", "1:", ":1", "-1", "4294967296"] {
+            assert!(parse_user(bad).is_err(), "{bad}");
+        }
+    }
+}

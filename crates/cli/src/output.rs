@@ -1,0 +1,173 @@
+//! Tables and JSON.
+
+use clap::ValueEnum;
+use serde::Serialize;
+
+use crate::streams::Streams;
+
+/// Forms of output.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+pub enum Format {
+    /// Columns for people
+    #[default]
+    Table,
+    /// One JSON document for programs
+    Json,
+}
+
+/// A value in a table.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Cell(String);
+
+impl<T: ToString> From<T> for Cell {
+    fn from(value: T) -> Self {
+        let text = value.to_string();
+        Self(if text.is_empty() { "-".to_owned() } else { printable(&text) })
+    }
+}
+
+impl Cell {
+    /// The value, or a dash where there is none.
+    pub fn optional<T: ToString>(value: Option<T>) -> Self {
+        value.map_or_else(|| Self("-".to_owned()), Self::from)
+    }
+}
+
+/// Cells of one line.
+pub type Row = Vec<Cell>;
+
+/// Text with its control characters made visible: names come from sandboxes, and a terminal obeys what it is
+/// sent.
+#[must_use]
+pub fn printable(text: &str) -> String {
+    text.chars()
+        .flat_map(|c| {
+            let hidden = c.is_control() || matches!(c, '\u{202A}'..='\u{202E}' | '\u{2066}'..='\u{2069}');
+            if hidden { c.escape_default().collect::<Vec<_>>() } else { vec![c] }
+        })
+        .collect()
+}
+
+/// Writes answers in the form asked for.
+#[derive(Debug, Clone, Copy)]
+pub struct Printer {
+    /// Form.
+    pub format: Format,
+    /// Whether headings are set off by colour.
+    pub color: bool,
+}
+
+impl Printer {
+    /// Writes a list: rows under headings, or `json`.
+    ///
+    /// # Errors
+    /// When standard output cannot be written.
+    pub async fn list(
+        &self,
+        streams: &mut Streams,
+        headings: &[&str],
+        rows: Vec<Row>,
+        json: &impl Serialize,
+    ) -> anyhow::Result<()> {
+        match self.format {
+            Format::Json => self.json(streams, json).await,
+            Format::Table => {
+                let headings: Vec<String> = headings.iter().map(|h| h.to_uppercase()).collect();
+                let text = table(&headings, &rows, self.color);
+                Ok(streams.out(text.as_bytes()).await?)
+            }
+        }
+    }
+
+    /// Writes one thing: a line per property, or `json`.
+    ///
+    /// # Errors
+    /// When standard output cannot be written.
+    pub async fn object(
+        &self,
+        streams: &mut Streams,
+        properties: Vec<(&str, Cell)>,
+        json: &impl Serialize,
+    ) -> anyhow::Result<()> {
+        match self.format {
+            Format::Json => self.json(streams, json).await,
+            Format::Table => {
+                let width = properties.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
+                let mut text = String::new();
+                for (name, Cell(value)) in properties {
+                    let padding = " ".repeat(width - name.len());
+                    text.push_str(&format!("{}{padding}  {value}\n", bold(name, self.color)));
+                }
+                Ok(streams.out(text.as_bytes()).await?)
+            }
+        }
+    }
+
+    /// Says that something was done.
+    ///
+    /// # Errors
+    /// When standard output cannot be written.
+    pub async fn done(&self, streams: &mut Streams, message: &str) -> anyhow::Result<()> {
+        match self.format {
+            Format::Json => {
+                self.json(streams, &serde_json::json!({"status": "ok", "message": message})).await
+            }
+            Format::Table => Ok(streams.out(format!("OK: {}\n", printable(message)).as_bytes()).await?),
+        }
+    }
+
+    async fn json(&self, streams: &mut Streams, value: &impl Serialize) -> anyhow::Result<()> {
+        let mut text = serde_json::to_string_pretty(value)?;
+        text.push('\n');
+        Ok(streams.out(text.as_bytes()).await?)
+    }
+}
+
+fn table(headings: &[String], rows: &[Row], color: bool) -> String {
+    let mut widths: Vec<usize> = headings.iter().map(|heading| heading.chars().count()).collect();
+    for row in rows {
+        for (width, Cell(text)) in widths.iter_mut().zip(row) {
+            *width = (*width).max(text.chars().count());
+        }
+    }
+    let mut text = String::new();
+    let mut line = |cells: &mut dyn Iterator<Item = &str>, strong: bool| {
+        let mut padding = 0;
+        for (cell, width) in cells.zip(&widths) {
+            text.push_str(&" ".repeat(padding));
+            text.push_str(&bold(cell, strong));
+            padding = width - cell.chars().count() + 2;
+        }
+        text.push('\n');
+    };
+    line(&mut headings.iter().map(String::as_str), color);
+    for row in rows {
+        line(&mut row.iter().map(|Cell(text)| text.as_str()), false);
+    }
+    text
+}
+
+fn bold(text: &str, color: bool) -> String {
+    if color { format!("\x1b[1m{text}\x1b[0m") } else { text.to_owned() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn columns_line_up_without_trailing_blanks() {
+        let rows =
+            vec![vec![Cell::from("a"), Cell::from("Running")], vec![Cell::from("longer"), Cell::from("")]];
+        let headings = ["ID".to_owned(), "STATUS".to_owned()];
+        assert_eq!(table(&headings, &rows, false), "ID      STATUS\na       Running\nlonger  -\n");
+        assert_eq!(table(&headings, &[], true), "\x1b[1mID\x1b[0m  \x1b[1mSTATUS\x1b[0m\n");
+    }
+
+    #[test]
+    fn control_characters_do_not_reach_the_terminal() {
+        assert_eq!(printable("a\x1b[2Jb\n\r\u{202E}é"), "a\\u{1b}[2Jb\\n\\r\\u{202e}é");
+        assert_eq!(Cell::from("x\x07").0, "x\\u{7}");
+        assert_eq!(Cell::optional(None::<&str>).0, "-");
+    }
+}

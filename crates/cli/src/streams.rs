@@ -1,0 +1,82 @@
+//! Standard output and error, as values so that tests can look at what is written.
+
+use std::io::IsTerminal;
+use std::pin::Pin;
+
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
+
+/// Where input comes from and output goes.
+pub struct Streams {
+    /// Standard input.
+    pub stdin: Pin<Box<dyn AsyncRead + Send>>,
+    /// Standard output.
+    pub stdout: Pin<Box<dyn AsyncWrite + Send>>,
+    /// Standard error.
+    pub stderr: Pin<Box<dyn AsyncWrite + Send>>,
+    /// Whether output is read by a person.
+    pub stdout_is_terminal: bool,
+    /// Whether messages are read by a person.
+    pub stderr_is_terminal: bool,
+}
+
+impl std::fmt::Debug for Streams {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Streams").finish_non_exhaustive()
+    }
+}
+
+impl Streams {
+    /// Those of the process. Call inside a runtime.
+    #[must_use]
+    pub fn standard() -> Self {
+        Self {
+            stdin: Box::pin(tokio::io::stdin()),
+            stdout: Box::pin(tokio::io::stdout()),
+            stderr: Box::pin(tokio::io::stderr()),
+            stdout_is_terminal: std::io::stdout().is_terminal(),
+            stderr_is_terminal: std::io::stderr().is_terminal(),
+        }
+    }
+
+    /// Writes to standard output at once.
+    pub(crate) async fn out(&mut self, bytes: &[u8]) -> std::io::Result<()> {
+        self.stdout.write_all(bytes).await?;
+        self.stdout.flush().await
+    }
+
+    /// Writes to standard error at once.
+    pub(crate) async fn err(&mut self, bytes: &[u8]) -> std::io::Result<()> {
+        self.stderr.write_all(bytes).await?;
+        self.stderr.flush().await
+    }
+
+    /// A remark for people.
+    pub(crate) async fn note(&mut self, text: &str) {
+        // Standard error may be closed; there is no other place to say so.
+        let _ = self.err(format!("osb: {text}\n").as_bytes()).await;
+    }
+
+    /// An error with its causes, in one line.
+    pub(crate) async fn error(&mut self, error: &anyhow::Error, color: bool) {
+        let label = if color { "\x1b[1;31merror:\x1b[0m" } else { "error:" };
+        let text = crate::output::printable(&format!("{error:#}"));
+        let _ = self.err(format!("{label} {text}\n").as_bytes()).await;
+    }
+
+    /// Whether messages on standard error may be coloured.
+    pub(crate) fn wants_color(&self, no_color: bool, var: &impl Fn(&str) -> Option<String>) -> bool {
+        self.stderr_is_terminal && color_allowed(no_color, var)
+    }
+}
+
+/// Whether neither the option, nor `NO_COLOR`, nor a terminal without colours forbids them.
+pub(crate) fn color_allowed(no_color: bool, var: &impl Fn(&str) -> Option<String>) -> bool {
+    !no_color
+        && var("NO_COLOR").is_none_or(|value| value.is_empty())
+        && var("TERM").as_deref() != Some("dumb")
+}
+
+/// Whether an error comes from a closed standard output.
+pub(crate) fn is_broken_pipe(error: &anyhow::Error) -> bool {
+    error.downcast_ref::<std::io::Error>().is_some_and(|error| error.kind() == std::io::ErrorKind::BrokenPipe)
+}

@@ -1,0 +1,498 @@
+//! Command lines and what becomes of them, against a server of the test's own making.
+#![allow(clippy::unwrap_used, clippy::panic, unreachable_pub, missing_docs, dead_code)]
+
+#[path = "../../client/tests/support/mod.rs"]
+mod support;
+
+use std::io;
+use std::path::Path;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll};
+
+use clap::Parser;
+use osb_cli::{Action, Globals, Streams};
+use serde_json::{Value, json};
+use support::{Body, Fake, Seen, endpoint, json, pieces, reply};
+use tokio::io::AsyncWrite;
+
+#[derive(Parser)]
+#[command(name = "osb")]
+struct Osb {
+    #[command(flatten)]
+    globals: Globals,
+    #[command(subcommand)]
+    action: Action,
+}
+
+/// Keeps what is written; or refuses it as a pipe does whose reader has gone.
+#[derive(Clone, Default)]
+struct Sink {
+    bytes: Arc<Mutex<Vec<u8>>>,
+    broken: bool,
+}
+
+impl AsyncWrite for Sink {
+    fn poll_write(self: Pin<&mut Self>, _: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        if self.broken {
+            return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()));
+        }
+        self.bytes.lock().unwrap().extend_from_slice(bytes);
+        Poll::Ready(Ok(bytes.len()))
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+}
+
+#[derive(Debug)]
+struct Done {
+    code: u8,
+    out: String,
+    err: String,
+}
+
+#[derive(Clone, Copy, Default)]
+struct How<'a> {
+    terminal: bool,
+    broken: bool,
+    env: &'a [(&'a str, &'a str)],
+    stdin: &'static [u8],
+}
+
+async fn osb_how(fake: &Fake, args: &[&str], how: How<'_>) -> Done {
+    let address = fake.address.to_string();
+    let osb = Osb::try_parse_from([&["osb"], args].concat()).unwrap_or_else(|error| panic!("{error}"));
+    let (out, err) = (Sink { broken: how.broken, ..Sink::default() }, Sink::default());
+    let mut streams = Streams {
+        stdin: Box::pin(how.stdin),
+        stdout: Box::pin(out.clone()),
+        stderr: Box::pin(err.clone()),
+        stdout_is_terminal: how.terminal,
+        stderr_is_terminal: how.terminal,
+    };
+    let var = |name: &str| {
+        let given = how.env.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned());
+        given.or_else(|| (name == "OPEN_SANDBOX_DOMAIN").then(|| address.clone()))
+    };
+    let code = osb_cli::run(&osb.globals, osb.action, var, &mut streams).await;
+    let text = |sink: &Sink| String::from_utf8(sink.bytes.lock().unwrap().clone()).unwrap();
+    Done { code, out: text(&out), err: text(&err) }
+}
+
+async fn osb(fake: &Fake, args: &[&str]) -> Done {
+    osb_how(fake, args, How::default()).await
+}
+
+fn sandbox(id: &str) -> Value {
+    json!({
+        "id": id, "image": {"uri": "host"}, "status": {"state": "Running", "reason": "R"},
+        "metadata": {"team": "x"}, "entrypoint": ["tail", "-f", "/dev/null"],
+        "createdAt": "2026-11-30T17:49:18.189968Z", "expiresAt": "2026-11-30T17:59:18Z",
+    })
+}
+
+/// A server with one sandbox in which every command sends `events`.
+async fn with_command(events: Vec<Value>, breaks: bool) -> Fake {
+    Fake::start(move |_, seen| {
+        let answer = answer(&seen, &events, breaks);
+        async move { answer }
+    })
+    .await
+}
+
+fn answer(seen: &Seen, events: &[Value], breaks: bool) -> hyper::Response<Body> {
+    match seen.method.as_str() {
+        _ if seen.target.contains("/endpoints/") => endpoint(seen),
+        "POST" if seen.target == "/v1/sandboxes" => json(202, sandbox("s1")),
+        "POST" if seen.target.ends_with("/command") => {
+            let lines = events.iter().map(|event| format!("{event}\n\n").into()).collect();
+            pieces(lines, breaks)
+        }
+        "DELETE" => reply(204, ""),
+        _ => reply(200, ""),
+    }
+}
+
+fn init() -> Value {
+    json!({"type": "init", "text": "c1", "timestamp": 1})
+}
+
+fn failed(evalue: &str) -> Value {
+    json!({"type": "error", "timestamp": 1,
+        "error": {"ename": "CommandExecError", "evalue": evalue, "traceback": [format!("why: {evalue}")]}})
+}
+
+fn body_of(fake: &Fake, call: &str) -> Value {
+    let seen = fake.seen().into_iter().find(|seen| seen.call() == call);
+    serde_json::from_slice(&seen.unwrap_or_else(|| panic!("no {call}: {:?}", fake.calls())).body).unwrap()
+}
+
+const COMMAND: &str = "POST /v1/sandboxes/s1/proxy/44772/command";
+
+#[tokio::test]
+async fn run_passes_arguments_output_and_exit_code_on() {
+    let fake = with_command(
+        vec![
+            init(),
+            json!({"type": "stdout", "text": "out\n", "timestamp": 1}),
+            json!({"type": "stderr", "text": "err\n", "timestamp": 1}),
+            json!({"type": "stdout", "text": "tail", "timestamp": 1}),
+            failed("42"),
+        ],
+        false,
+    )
+    .await;
+    let done = osb(
+        &fake,
+        &[
+            "run",
+            "host",
+            "-e",
+            "A=1",
+            "--resource",
+            "cpu=2",
+            "-m",
+            "k=v",
+            "-t",
+            "1m",
+            "-u",
+            "7:8",
+            "-w",
+            "/w",
+            "--",
+            "sh",
+            "-c",
+            "echo \"test\"; exit 42",
+            "",
+            "-x",
+            "--",
+            "a b",
+        ],
+    )
+    .await;
+    assert_eq!((done.code, done.out.as_str(), done.err.as_str()), (42, "out\ntail", "err\n"));
+    assert_eq!(
+        body_of(&fake, COMMAND),
+        json!({
+            "argv": ["sh", "-c", "echo \"test\"; exit 42", "", "-x", "--", "a b"],
+            "cwd": "/w", "timeout": 60000, "uid": 7, "gid": 8,
+        })
+    );
+    let create = body_of(&fake, "POST /v1/sandboxes");
+    assert_eq!(create["env"], json!({"A": "1"}));
+    assert_eq!(create["resourceLimits"], json!({"cpu": "2", "memory": "2Gi"}));
+    assert_eq!(create["metadata"], json!({"k": "v"}));
+    assert_eq!(create["entrypoint"], json!(["tail", "-f", "/dev/null"]));
+    assert_eq!(fake.calls().last().unwrap(), "DELETE /v1/sandboxes/s1");
+}
+
+#[tokio::test]
+async fn one_word_with_blanks_is_shell_text_unless_told_otherwise() {
+    let script = "cat <<EOF\n$HOME 'x'\nEOF\nsetsid nohup sleep 99 & disown";
+    for (args, body) in [
+        (&["run", "host", "--", script][..], json!({"command": script})),
+        (&["run", "host", "--argv", "--", "a b"], json!({"argv": ["a b"]})),
+        (&["run", "host", "--", "true"], json!({"argv": ["true"]})),
+        (&["command", "run", "s1", "--", script], json!({"command": script})),
+    ] {
+        let fake =
+            with_command(vec![init(), json!({"type": "execution_complete", "timestamp": 1})], false).await;
+        assert_eq!(osb(&fake, args).await.code, 0);
+        assert_eq!(body_of(&fake, COMMAND), body);
+    }
+}
+
+#[tokio::test]
+async fn run_deletes_the_sandbox_whatever_happens() {
+    for (events, breaks, code, words) in [
+        (vec![init(), failed("no such file")], false, 127, "could not be executed: why: no such file"),
+        (vec![init(), failed("137")], false, 137, ""),
+        (vec![init(), failed("256")], false, 1, ""),
+        (vec![init()], false, 125, "ended before the command did"),
+        (vec![init()], true, 125, "connection lost"),
+        (vec![json!("nonsense")], false, 125, "not an event"),
+    ] {
+        let fake = with_command(events, breaks).await;
+        let done = osb(&fake, &["run", "host", "--", "x"]).await;
+        assert_eq!(done.code, code, "{done:?}");
+        assert!(done.err.contains(words) && done.err.lines().count() <= 1, "{done:?}");
+        assert_eq!(fake.calls().last().unwrap(), "DELETE /v1/sandboxes/s1");
+    }
+}
+
+#[tokio::test]
+async fn run_ends_quietly_when_nobody_reads() {
+    let output = json!({"type": "stdout", "text": "x\n", "timestamp": 1});
+    let fake = with_command(vec![init(), output.clone(), output], false).await;
+    let how = How { broken: true, ..How::default() };
+    let done = osb_how(&fake, &["run", "host", "--", "yes"], how).await;
+    assert_eq!((done.code, done.err.as_str()), (141, ""));
+    assert_eq!(fake.calls().last().unwrap(), "DELETE /v1/sandboxes/s1");
+
+    let done = osb_how(&fake, &["command", "run", "s1", "--", "yes"], how).await;
+    assert_eq!((done.code, done.err.as_str()), (141, ""));
+    assert_eq!(fake.calls().last().unwrap(), "DELETE /v1/sandboxes/s1/proxy/44772/command?id=c1");
+}
+
+#[tokio::test]
+async fn run_says_what_the_server_refused() {
+    let fake = Fake::start(|_, _| async {
+        json(
+            400,
+            json!({"code": "SANDBOX::INVALID_PARAMETER", "message": "image 'x' is not\u{1b}[2J stored"}),
+        )
+    })
+    .await;
+    let done = osb(&fake, &["run", "x", "--", "true"]).await;
+    assert_eq!(done.code, 125);
+    assert_eq!(done.err, "error: image 'x' is not\\u{1b}[2J stored (SANDBOX::INVALID_PARAMETER, HTTP 400)\n");
+    assert_eq!(fake.calls(), ["POST /v1/sandboxes"]);
+}
+
+#[tokio::test]
+async fn output_is_verbatim_with_and_without_line_ends() {
+    let piece = |text: &str| json!({"type": "stdout", "text": text, "timestamp": 1});
+    let end = json!({"type": "execution_complete", "timestamp": 1});
+    let fake = with_command(vec![init(), piece("a"), piece("\n"), piece("b"), end.clone()], false).await;
+    assert_eq!(osb(&fake, &["command", "run", "s1", "--", "x"]).await.out, "a\nb");
+    let fake = with_command(vec![init(), piece("\x1b[1mé\r"), piece("b\n"), end], false).await;
+    assert_eq!(osb(&fake, &["command", "run", "s1", "--", "x"]).await.out, "\x1b[1mé\rb\n");
+}
+
+#[tokio::test]
+async fn lists_as_table_and_json() {
+    let page = |next: bool| {
+        json!({"items": [sandbox("s1")], "pagination":
+            {"page": 1, "pageSize": 1, "totalItems": 2, "totalPages": 2, "hasNextPage": next}})
+    };
+    let fake = Fake::start(move |_, _| async move { json(200, page(true)) }).await;
+    let done = osb(&fake, &["sandbox", "list", "-s", "running", "-m", "team=x", "--page-size", "1"]).await;
+    assert_eq!(
+        done.out,
+        "ID  STATUS   IMAGE  CREATED_AT                   EXPIRES_AT\n\
+         s1  Running  host   2026-11-30T17:49:18.189968Z  2026-11-30T17:59:18Z\n"
+    );
+    assert_eq!(done.err, "osb: page 1 of 2; more with --page 2\n");
+    assert_eq!(fake.calls(), ["GET /v1/sandboxes?state=running&metadata=team%3Dx&pageSize=1"]);
+
+    let done = osb(&fake, &["sandbox", "list", "-o", "json"]).await;
+    let value: Value = serde_json::from_str(&done.out).unwrap();
+    assert_eq!(value["items"][0]["created_at"], "2026-11-30T17:49:18.189968Z");
+    assert_eq!(value["items"][0]["status"]["state"], "Running");
+    assert_eq!(value["items"][0]["image"]["image"], "host");
+    assert_eq!(value["pagination"]["total_items"], 2);
+    assert_eq!(done.err, "");
+
+    let how = How { terminal: true, ..How::default() };
+    let colored = osb_how(&fake, &["sandbox", "list"], how).await;
+    assert!(colored.out.starts_with("\x1b[1mID\x1b[0m"));
+    for (args, env) in
+        [(&["--no-color", "sandbox", "list"][..], &[][..]), (&["sandbox", "list"], &[("NO_COLOR", "1")])]
+    {
+        let plain = osb_how(&fake, args, How { env, ..how }).await;
+        assert!(!plain.out.contains('\x1b'), "{}", plain.out);
+    }
+}
+
+#[tokio::test]
+async fn create_get_renew_kill() {
+    let fake = Fake::start(|_, seen| {
+        let answer = match seen.call().as_str() {
+            "POST /v1/sandboxes" => json(202, sandbox("s1")),
+            "GET /v1/sandboxes/s1" | "PATCH /v1/sandboxes/s1/metadata" => json(200, sandbox("s1")),
+            "POST /v1/sandboxes/s1/renew-expiration" => {
+                json(200, json!({"expiresAt": "2026-12-01T00:00:00Z"}))
+            }
+            "DELETE /v1/sandboxes/s1" => reply(204, ""),
+            _ => json(404, json!({"code": "DOCKER::SANDBOX_NOT_FOUND", "message": "no such sandbox"})),
+        };
+        async move { answer }
+    })
+    .await;
+    let done = osb(
+        &fake,
+        &[
+            "sandbox",
+            "create",
+            "-i",
+            "host",
+            "-t",
+            "none",
+            "-e",
+            "A=",
+            "--entrypoint",
+            "sh",
+            "--entrypoint",
+            "-c",
+            "--entrypoint",
+            "sleep 9",
+            "--extension",
+            "x=y",
+            "--skip-health-check",
+            "-o",
+            "json",
+        ],
+    )
+    .await;
+    assert_eq!(
+        serde_json::from_str::<Value>(&done.out).unwrap(),
+        json!({"id": "s1", "status": "created", "timeout": "manual-cleanup", "image": "host"})
+    );
+    assert_eq!(
+        body_of(&fake, "POST /v1/sandboxes"),
+        json!({
+            "image": {"uri": "host"}, "entrypoint": ["sh", "-c", "sleep 9"], "env": {"A": ""},
+            "extensions": {"x": "y"}, "resourceLimits": {"cpu": "1", "memory": "2Gi"}, "secureAccess": false,
+        })
+    );
+    let done = osb(&fake, &["sandbox", "get", "s1"]).await;
+    assert!(done.out.contains("state        Running\n") && done.out.contains("metadata     team=x\n"));
+    let done = osb(&fake, &["sandbox", "renew", "s1", "-t", "1h"]).await;
+    assert!(done.out.contains("expires_at  2026-12-01T00:00:00Z"), "{}", done.out);
+    assert_eq!(osb(&fake, &["sandbox", "patch", "s1", "-m", "a=1", "--remove", "b"]).await.code, 0);
+    assert_eq!(body_of(&fake, "PATCH /v1/sandboxes/s1/metadata"), json!({"a": "1", "b": null}));
+
+    let done = osb(&fake, &["sandbox", "kill", "gone", "s1"]).await;
+    assert_eq!(done.code, 1);
+    assert_eq!(done.out, "SANDBOX_ID  STATUS\ngone        failed\ns1          terminated\n");
+    assert_eq!(done.err, "error: no such sandbox (DOCKER::SANDBOX_NOT_FOUND, HTTP 404)\n");
+    let done = osb(&fake, &["sandbox", "get", "gone"]).await;
+    assert_eq!((done.code, done.out.as_str()), (1, ""));
+    let done = osb(&fake, &["sandbox", "create"]).await;
+    assert!(done.code == 1 && done.err.contains("--image"), "{done:?}");
+}
+
+#[tokio::test]
+async fn background_commands() {
+    let fake = with_command(vec![init(), json!({"type": "execution_complete", "timestamp": 1})], false).await;
+    let done =
+        osb(&fake, &["command", "run", "s1", "-d", "-o", "json", "-e", "A=1", "--", "sleep", "9"]).await;
+    assert_eq!(
+        serde_json::from_str::<Value>(&done.out).unwrap(),
+        json!({"execution_id": "c1", "sandbox_id": "s1", "mode": "background"})
+    );
+    assert_eq!(
+        body_of(&fake, COMMAND),
+        json!({"argv": ["sleep", "9"], "background": true, "envs": {"A": "1"}})
+    );
+    for verb in ["kill", "interrupt"] {
+        let done = osb(&fake, &["command", verb, "s1", "c1"]).await;
+        assert_eq!((done.code, done.out.as_str()), (0, "OK: command c1 interrupted\n"));
+    }
+}
+
+#[tokio::test]
+async fn files_in_and_out() {
+    let fake = Fake::start(|_, seen| {
+        let answer = match seen.target.rsplit("/proxy/44772").next().unwrap() {
+            _ if seen.target.contains("/endpoints/") => endpoint(&seen),
+            target if target.contains("short") => pieces(vec!["half".into()], true),
+            target if target.starts_with("/files/download") => reply(200, &b"\xFFcontent"[..]),
+            target if target.starts_with("/directories/list") => json(
+                200,
+                json!([{"path": "/d/\u{1b}[31m", "type": "file", "size": 3, "mode": 644, "owner": "root",
+                    "group": "root", "modified_at": "T", "created_at": "T"}]),
+            ),
+            _ => reply(200, ""),
+        };
+        async move { answer }
+    })
+    .await;
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
+    let exists = |name: &str| Path::new(&path(name)).exists();
+
+    assert_eq!(osb(&fake, &["file", "download", "s1", "/x", &path("got")]).await.code, 0);
+    assert_eq!(std::fs::read(path("got")).unwrap(), b"\xFFcontent");
+    std::fs::write(path("old"), "before").unwrap();
+    let done = osb(&fake, &["file", "download", "s1", "/short", &path("old")]).await;
+    assert!(done.code == 1 && done.err.contains("old: connection lost"), "{done:?}");
+    assert_eq!(std::fs::read(path("old")).unwrap(), b"before");
+    assert_eq!(osb(&fake, &["file", "download", "s1", "/short", &path("new")]).await.code, 1);
+    assert!(!exists("new"));
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 2, "nothing half-done is left");
+
+    assert_eq!(osb(&fake, &["file", "upload", "s1", &path("old"), "/r", "--mode", "600"]).await.code, 0);
+    let body = String::from_utf8(fake.seen().last().unwrap().body.to_vec()).unwrap();
+    assert!(body.contains("before") && body.contains("\"mode\":600"), "{body}");
+    let missing = osb(&fake, &["file", "upload", "s1", &path("none"), "/r"]).await;
+    assert!(missing.code == 1 && missing.err.contains("none: No such file"), "{missing:?}");
+
+    let how = How { stdin: b"typed", ..How::default() };
+    assert_eq!(osb_how(&fake, &["file", "write", "s1", "/w"], how).await.out, "OK: written: /w\n");
+    assert!(fake.seen().last().unwrap().body.windows(5).any(|window| window == b"typed"));
+
+    let done = osb(&fake, &["file", "ls", "s1", "/d"]).await;
+    assert_eq!(
+        done.out,
+        "PATH           TYPE  SIZE  MODE  OWNER  GROUP  MODIFIED_AT\n\
+         /d/\\u{1b}[31m  file  3     644   root   root   T\n"
+    );
+    for (args, call) in [
+        (&["file", "rm", "s1", "/a", "/b"][..], "DELETE /files?path=%2Fa&path=%2Fb"),
+        (&["file", "rmdir", "s1", "/a"], "DELETE /directories?path=%2Fa"),
+        (&["file", "mkdir", "s1", "/a"], "POST /directories"),
+        (&["file", "mv", "s1", "/a", "/b"], "POST /files/mv"),
+        (&["file", "chmod", "s1", "/a", "--mode", "700"], "POST /files/permissions"),
+    ] {
+        let done = osb(&fake, args).await;
+        assert_eq!(done.code, 0, "{done:?}");
+        assert!(fake.calls().last().unwrap().replace("/v1/sandboxes/s1/proxy/44772", "") == call);
+    }
+}
+
+#[tokio::test]
+async fn settings_come_from_flag_environment_and_file_in_this_order() {
+    let fake = Fake::start(|_, _| async { json(200, sandbox("s1")) }).await;
+    let home = tempfile::tempdir().unwrap();
+    std::fs::create_dir(home.path().join(".opensandbox")).unwrap();
+    let file = home.path().join(".opensandbox/config.toml");
+    std::fs::write(&file, "[connection]\napi_key = \"from-file\"\n[defaults]\nimage = \"host\"\n").unwrap();
+    let home = home.path().to_str().unwrap();
+    let env = [("HOME", home), ("OPEN_SANDBOX_API_KEY", "from-env")];
+    let get = ["sandbox", "get", "s1"];
+    for (args, env, key) in [
+        (&["--api-key", "from-flag", "sandbox", "get", "s1"][..], &env[..], "from-flag"),
+        (&get, &env, "from-env"),
+        (&get, &env[..1], "from-file"),
+    ] {
+        assert_eq!(osb_how(&fake, args, How { env, ..How::default() }).await.code, 0);
+        assert_eq!(fake.seen().last().unwrap().header("open-sandbox-api-key"), Some(key));
+    }
+    std::fs::write(&file, "[connection]\napi_key = \"oops\n").unwrap();
+    let done = osb_how(&fake, &get, How { env: &env[..1], ..How::default() }).await;
+    assert!(done.code == 1 && done.err.contains("config.toml") && !done.err.contains("oops"), "{done:?}");
+    let done = osb(&fake, &["--config", "/nonexistent.toml", "sandbox", "get", "s1"]).await;
+    assert!(done.code == 1 && done.err.contains("/nonexistent.toml"), "{done:?}");
+}
+
+#[test]
+fn command_lines_that_are_not_right_end_with_2() {
+    for args in [
+        &["run", "host"][..],
+        &["run", "--", "x"],
+        &["run", "host", "-e", "NOVALUE", "--", "x"],
+        &["sandbox", "kill"],
+        &["sandbox", "renew", "s1"],
+        &["sandbox", "renew", "s1", "-t", "soon"],
+        &["sandbox", "create", "--image", "a", "--snapshot-id", "b"],
+        &["sandbox", "create", "--image-auth-username", "a"],
+        &["sandbox", "list", "--page", "0"],
+        &["sandbox", "endpoint", "s1", "-p", "70000"],
+        &["command", "run", "s1", "-o", "json", "--", "x"],
+        &["command", "run", "s1", "echo"],
+        &["file", "chmod", "s1", "/a", "--mode", "999"],
+        &["nonsense"],
+    ] {
+        let error =
+            Osb::try_parse_from([&["osb"], args].concat()).err().unwrap_or_else(|| panic!("{args:?}"));
+        assert_eq!(error.exit_code(), 2, "{args:?}");
+    }
+    <Osb as clap::CommandFactory>::command().debug_assert();
+}
