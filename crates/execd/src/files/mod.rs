@@ -12,7 +12,7 @@ mod find;
 mod info;
 mod lines;
 mod multipart;
-mod path;
+pub(crate) mod path;
 mod pattern;
 mod range;
 mod remove;

@@ -82,7 +82,7 @@ fn across(from: BorrowedFd<'_>, name: &OsStr, to: BorrowedFd<'_>, new_name: &OsS
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, symlink};
+    use std::os::unix::fs::{MetadataExt as _, PermissionsExt, symlink};
     use std::path::Path;
 
     use super::*;

@@ -133,7 +133,7 @@ fn scan(
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, symlink};
+    use std::os::unix::fs::{MetadataExt as _, PermissionsExt, symlink};
     use std::path::Path;
 
     use proptest::prelude::*;

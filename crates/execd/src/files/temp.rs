@@ -202,7 +202,7 @@ pub(crate) fn errno_of(error: std::io::Error) -> Errno {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, symlink};
+    use std::os::unix::fs::{MetadataExt as _, PermissionsExt, symlink};
     use std::path::Path;
 
     use super::*;
