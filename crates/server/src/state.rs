@@ -1,17 +1,21 @@
 //! What every handler can reach.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use http::HeaderMap;
 use osb_protocol::ids::SandboxId;
 use osb_protocol::lifecycle::SECURE_ACCESS_HEADER;
 use osb_runtime::Runtime;
 use subtle::ConstantTimeEq;
+use tokio::task::AbortHandle;
+use tokio_util::task::TaskTracker;
 
 use crate::config::Config;
 use crate::error::ApiError;
-use crate::proxy::Proxy;
-use crate::sandbox::{Index, Record};
+use crate::proxy::{self, Proxy};
+use crate::sandbox::{Arrivals, Deadlines, Index, Record};
+use crate::store::Store;
 
 /// Shared by all requests; cloning is cheap.
 #[derive(Clone)]
@@ -24,9 +28,56 @@ struct Inner {
     runtime: Arc<dyn Runtime>,
     index: Index,
     proxy: Proxy,
+    store: Store,
+    deadlines: Deadlines,
+    arrivals: Arrivals,
+    tasks: TaskTracker,
+    background: Background,
+}
+
+/// Tasks that end with the server.
+#[derive(Default)]
+pub(crate) struct Background {
+    tasks: Mutex<Vec<AbortHandle>>,
+}
+
+impl Background {
+    /// Starts a task.
+    pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
+        let handle = tokio::spawn(task).abort_handle();
+        self.tasks.lock().unwrap_or_else(PoisonError::into_inner).push(handle);
+    }
+
+    fn stop(&self) {
+        for task in self.tasks.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
+            task.abort();
+        }
+    }
 }
 
 impl AppState {
+    /// A server's state, before [`AppState::start`].
+    #[must_use]
+    pub fn new(config: Config, runtime: Arc<dyn Runtime>, store: Store) -> Self {
+        let options = proxy::Options {
+            public_address: config.server.eip.clone(),
+            endpoint_suffix: config.embedded.endpoint_suffix.clone(),
+            ..proxy::Options::default()
+        };
+        let inner = Inner {
+            proxy: Proxy::new(Arc::clone(&runtime), options),
+            config,
+            runtime,
+            index: Index::default(),
+            store,
+            deadlines: Deadlines::default(),
+            arrivals: Arrivals::default(),
+            tasks: TaskTracker::new(),
+            background: Background::default(),
+        };
+        Self { inner: Arc::new(inner) }
+    }
+
     /// The configuration.
     #[must_use]
     pub fn config(&self) -> &Config {
@@ -70,6 +121,34 @@ impl AppState {
         if bool::from(sent.ct_eq(token.as_bytes())) { Ok(()) } else { Err(ApiError::MissingSecureAccess) }
     }
 
-    /// Tells that a request for a sandbox was accepted by the proxy, before it is forwarded.
-    pub fn accessed(&self, _record: &Arc<Record>, _headers: &HeaderMap) {}
+    pub(crate) fn store(&self) -> &Store {
+        &self.inner.store
+    }
+
+    pub(crate) fn deadlines(&self) -> &Deadlines {
+        &self.inner.deadlines
+    }
+
+    pub(crate) fn arrivals(&self) -> &Arrivals {
+        &self.inner.arrivals
+    }
+
+    /// Changes under way. The server waits for them when it stops.
+    pub(crate) fn tasks(&self) -> &TaskTracker {
+        &self.inner.tasks
+    }
+
+    /// What goes on as long as the server runs.
+    pub(crate) fn background(&self) -> &Background {
+        &self.inner.background
+    }
+
+    /// Ends what runs in the background and waits, at most `grace`, for changes under way.
+    pub async fn stop(&self, grace: Duration) {
+        self.inner.tasks.close();
+        if tokio::time::timeout(grace, self.inner.tasks.wait()).await.is_err() {
+            tracing::warn!(left = self.inner.tasks.len(), "changes under way did not end in time");
+        }
+        self.inner.background.stop();
+    }
 }

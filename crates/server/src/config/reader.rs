@@ -303,13 +303,6 @@ impl<'f, 'a> Section<'f, 'a> {
         }
     }
 
-    /// Ends the section if the file has it, saying that it has no effect here.
-    pub(super) fn unused(self, why: &str) {
-        if self.present {
-            self.findings.warn(format!("[{}] {why}", self.path));
-        }
-    }
-
     /// Notes an error of this key.
     pub(super) fn refuse<T>(&self, key: &str, message: &str) -> Option<T> {
         self.findings.error(format!("{}: {message}", self.name(key)));

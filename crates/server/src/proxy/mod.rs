@@ -17,11 +17,9 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
-use axum::Router;
 use axum::body::Body;
-use axum::extract::{ConnectInfo, OriginalUri, State};
+use axum::extract::ConnectInfo;
 use axum::response::IntoResponse;
-use axum::routing::any;
 use http::header::{ALLOW, HOST, UPGRADE};
 use http::{Extensions, HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Uri, Version};
 use hyper::body::Incoming;
@@ -58,23 +56,6 @@ pub trait Sandboxes: Send + Sync {
     fn ended(&self, id: SandboxId) -> Option<String>;
 }
 
-/// Routes `/sandboxes/{id}/proxy/{port}` and below. To be mounted bare and under `/v1`, behind whatever checks keys.
-pub(crate) fn router() -> Router<AppState> {
-    let handler = any(async |State(state): State<AppState>, request: Request<Body>| {
-        // The path before any nesting: all of it counts here.
-        let request = restore_uri(request);
-        match state.proxy().call(&state, request).await {
-            Ok(response) => response,
-            Err(_not_ours) => ApiError::RouteNotFound.into_response(),
-        }
-    });
-    let base = "/sandboxes/{id}/proxy/{port}";
-    Router::new()
-        .route(base, handler.clone())
-        .route(&format!("{base}/"), handler.clone())
-        .route(&format!("{base}/{{*rest}}"), handler)
-}
-
 /// Sends one request to a port of a sandbox as `path_and_query`, and gives its answer back as it is.
 pub(crate) async fn forward(
     state: &AppState,
@@ -85,13 +66,6 @@ pub(crate) async fn forward(
 ) -> Result<Response<Body>, ApiError> {
     let uri = path_and_query.parse().map_err(|_| bad_path())?;
     Ok(state.proxy().send(state, record.id(), port, uri, request).await)
-}
-
-fn restore_uri(mut request: Request<Body>) -> Request<Body> {
-    if let Some(OriginalUri(uri)) = request.extensions_mut().remove() {
-        *request.uri_mut() = uri;
-    }
-    request
 }
 
 impl Sandboxes for AppState {
@@ -197,7 +171,6 @@ impl Proxy {
     ///
     /// # Errors
     /// The request, untouched, if it is not for a sandbox.
-    #[expect(clippy::result_large_err, reason = "the request was as large before the call")]
     pub async fn call<S: Sandboxes>(
         &self,
         sandboxes: &S,
@@ -308,9 +281,9 @@ impl Proxy {
         })?;
 
         if response.status() == StatusCode::SWITCHING_PROTOCOLS {
-            let Some(client) = client.take() else {
+            if client.is_none() {
                 return Err(ApiError::BackendResponse("it switched protocols unasked".to_owned()).into());
-            };
+            }
             return switch(response, upstream, client, wish, &prefix).map_err(Problem::from);
         }
         if matches!(wish, Wish::WebSocket(_)) {
@@ -437,7 +410,7 @@ fn peer(extensions: &Extensions) -> Option<IpAddr> {
 fn switch(
     response: Response<Incoming>,
     upstream: Upstream,
-    client: OnUpgrade,
+    client: &mut Option<OnUpgrade>,
     wish: &Wish,
     prefix: &str,
 ) -> Result<Response<Body>, ApiError> {
@@ -450,7 +423,9 @@ fn switch(
     upgrade::ask(&mut parts.headers, protocol);
     parts.version = Version::HTTP_11;
     parts.extensions = Extensions::new();
-    upgrade::join(client, stream, early, matches!(wish, Wish::WebSocket(_)));
+    if let Some(client) = client.take() {
+        upgrade::join(client, stream, early, matches!(wish, Wish::WebSocket(_)));
+    }
     Ok(Response::from_parts(parts, Body::empty()))
 }
 

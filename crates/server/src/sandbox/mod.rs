@@ -1,7 +1,16 @@
 //! Sandboxes as the server knows them: records, their index, what happens to them over time.
 
+mod change;
+mod create;
+mod deadlines;
+mod end;
 mod index;
 mod record;
+mod start;
 
+pub(crate) use change::RENEW_EXTENSION;
+pub(crate) use create::{Arrivals, Order};
+pub(crate) use deadlines::Deadlines;
 pub use index::Index;
 pub use record::{Changing, Origin, Record, Status};
+pub use start::StartError;

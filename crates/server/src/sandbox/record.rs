@@ -1,6 +1,7 @@
 //! One sandbox in memory.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::AtomicI64;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use osb_protocol::ids::SandboxId;
@@ -88,13 +89,20 @@ pub struct Record {
     /// Held by whoever changes the sandbox, over the write to the store: patches, renewals, expiry and deletion
     /// exclude each other.
     pub(crate) turn: tokio::sync::Mutex<()>,
+    /// When access last renewed it, in microseconds.
+    pub(crate) renewed_at: AtomicI64,
 }
 
 impl Record {
     /// A record.
     #[must_use]
     pub fn new(origin: Origin, changing: Changing) -> Arc<Self> {
-        Arc::new(Self { origin, changing: Mutex::new(changing), turn: tokio::sync::Mutex::new(()) })
+        Arc::new(Self {
+            origin,
+            changing: Mutex::new(changing),
+            turn: tokio::sync::Mutex::new(()),
+            renewed_at: AtomicI64::new(i64::MIN),
+        })
     }
 
     /// The id.

@@ -1,0 +1,202 @@
+//! Making a sandbox: runtime, then store, then index, then the answer.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use osb_protocol::ids::SandboxId;
+use osb_protocol::lifecycle::PlatformSpec;
+use osb_protocol::time::WireTime;
+use osb_runtime::{Ended, SandboxSpec};
+use tokio::sync::oneshot;
+
+use super::record::{Changing, Origin, Record, Status};
+use crate::error::ApiError;
+use crate::state::AppState;
+
+/// A sandbox to make, proven.
+#[derive(Debug)]
+pub(crate) struct Order {
+    /// For the runtime.
+    pub(crate) spec: SandboxSpec,
+    /// When the call began.
+    pub(crate) created_at: WireTime,
+    /// When it shall be removed.
+    pub(crate) expires_at: Option<WireTime>,
+    /// Entrypoint as asked for; the spec's may have been split.
+    pub(crate) entrypoint: Vec<String>,
+    /// Platform as asked for.
+    pub(crate) platform: Option<PlatformSpec>,
+    /// Labels.
+    pub(crate) metadata: BTreeMap<String, String>,
+    /// Extensions as asked for.
+    pub(crate) extensions: BTreeMap<String, String>,
+    /// Limits as asked for.
+    pub(crate) limits: BTreeMap<String, String>,
+    /// Token that its endpoints demand.
+    pub(crate) endpoint_token: Option<String>,
+}
+
+/// A sandbox on its way to whoever asked for it. Dropped without [`Delivery::accept`] the sandbox is deleted: the
+/// client has gone, and nobody else knows its id.
+pub(crate) struct Delivery {
+    record: Arc<Record>,
+    /// Where the time went: stage and microseconds.
+    pub(crate) stages: Vec<(&'static str, u32)>,
+    state: Option<AppState>,
+}
+
+impl Delivery {
+    /// Hands the sandbox over.
+    pub(crate) fn accept(mut self) -> Arc<Record> {
+        self.state = None;
+        Arc::clone(&self.record)
+    }
+}
+
+impl Drop for Delivery {
+    fn drop(&mut self) {
+        let Some(state) = self.state.take() else { return };
+        let record = Arc::clone(&self.record);
+        tracing::info!(sandbox = %record.id(), "client left before its create was answered: deleting");
+        let tasks = state.tasks().clone();
+        tasks.spawn(async move {
+            // A failure is tried again in the background.
+            let _ = state.remove(&record).await;
+        });
+    }
+}
+
+impl AppState {
+    /// Makes a sandbox. Runs to its end whatever becomes of the caller; a caller that has gone by then gets its
+    /// sandbox deleted.
+    ///
+    /// # Errors
+    /// Nothing is left of a sandbox that could not be made.
+    pub(crate) async fn create(&self, order: Order) -> Result<Delivery, ApiError> {
+        let (reply, answer) = oneshot::channel();
+        let state = self.clone();
+        self.tasks().spawn(async move {
+            let arrival = state.arrivals().begin();
+            let result = state.make(order).await;
+            state.arrivals().end(arrival);
+            // When the receiver is gone this drops the delivery, which deletes the sandbox.
+            let _ = reply.send(result);
+        });
+        answer.await.map_err(|_| ApiError::Internal("create task ended without an answer".to_owned()))?
+    }
+
+    async fn make(&self, order: Order) -> Result<Delivery, ApiError> {
+        let Order {
+            spec, created_at, expires_at, entrypoint, platform, metadata, extensions, limits, ..
+        } = order;
+        let image = spec.image.clone();
+        let created = self.runtime().create(spec).await?;
+        let mut stages = created.stages;
+        let origin = Origin {
+            id: created.id,
+            created_at,
+            image,
+            platform,
+            entrypoint,
+            extensions,
+            limits,
+            endpoint_token: order.endpoint_token,
+            handle: created.handle,
+        };
+        let changing =
+            Changing { status: Status::running(WireTime::now()), metadata, expires_at, gone: false };
+        let began = Instant::now();
+        if let Err(error) = self.store().insert(&origin, &changing).await {
+            if let Err(left) = self.runtime().delete(origin.id).await {
+                tracing::error!(sandbox = %origin.id, %left, "sandbox without a record could not be removed");
+            }
+            return Err(ApiError::Internal(error.to_string()));
+        }
+        stages.push(("store", u32::try_from(began.elapsed().as_micros()).unwrap_or(u32::MAX)));
+        let record = Record::new(origin, changing);
+        self.index().insert(Arc::clone(&record));
+        self.schedule(&record);
+        if let Some(ended) = self.arrivals().take(record.id()) {
+            self.ended(&record, &ended).await;
+        }
+        Ok(Delivery { record, stages, state: Some(self.clone()) })
+    }
+}
+
+/// Endings of sandboxes whose create is still under way: an entrypoint may end before its record is in the index.
+#[derive(Debug, Default)]
+pub(crate) struct Arrivals {
+    inner: Mutex<InFlight>,
+}
+
+#[derive(Debug, Default)]
+struct InFlight {
+    next: u64,
+    running: BTreeSet<u64>,
+    /// With the number that the next create would have had when the ending came.
+    endings: HashMap<SandboxId, (u64, Ended)>,
+}
+
+impl Arrivals {
+    fn begin(&self) -> u64 {
+        let mut inner = self.lock();
+        let number = inner.next;
+        inner.next += 1;
+        inner.running.insert(number);
+        number
+    }
+
+    fn end(&self, number: u64) {
+        let mut inner = self.lock();
+        inner.running.remove(&number);
+        // An ending that all creates of its time have passed by belongs to none of them.
+        let oldest = inner.running.first().copied().unwrap_or(inner.next);
+        inner.endings.retain(|_, (at, _)| *at > oldest);
+    }
+
+    /// Keeps an ending for a create that may be about to look for it.
+    pub(crate) fn keep(&self, id: SandboxId, ended: Ended) {
+        let mut inner = self.lock();
+        if !inner.running.is_empty() {
+            let at = inner.next;
+            inner.endings.insert(id, (at, ended));
+        }
+    }
+
+    /// Takes the ending of a sandbox.
+    pub(crate) fn take(&self, id: SandboxId) -> Option<Ended> {
+        self.lock().endings.remove(&id).map(|(_, ended)| ended)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, InFlight> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ended() -> Ended {
+        Ended { failed: false, reason: "CONTAINER_EXITED".into(), message: String::new(), exit_code: Some(0) }
+    }
+
+    #[test]
+    fn endings_wait_for_creates_of_their_time_only() {
+        let arrivals = Arrivals::default();
+        let (a, b) = (SandboxId::random(), SandboxId::random());
+        arrivals.keep(a, ended());
+        assert_eq!(arrivals.take(a), None, "no create was under way");
+        let first = arrivals.begin();
+        arrivals.keep(a, ended());
+        let second = arrivals.begin();
+        arrivals.keep(b, ended());
+        assert_eq!(arrivals.take(a), Some(ended()));
+        arrivals.keep(a, ended());
+        arrivals.end(first);
+        assert_eq!(arrivals.lock().endings.len(), 2, "the second create may still look");
+        arrivals.end(second);
+        assert_eq!(arrivals.lock().endings.len(), 0);
+    }
+}
