@@ -5,6 +5,9 @@ use std::sync::Arc;
 
 use osb_protocol::boot::{LineEndings, UsageFds};
 
+use crate::command::registry::Registry;
+use crate::usage;
+
 /// Handle on the daemon's state. Cloning costs one reference count.
 #[derive(Clone, Debug)]
 pub struct App(Arc<Shared>);
@@ -32,6 +35,22 @@ pub struct Shared {
     pub line_endings: LineEndings,
     /// What only the embedded engine tells; empty elsewhere.
     pub limits: Limits,
+    /// The commands that can be asked about.
+    pub commands: Registry,
+}
+
+impl Default for Shared {
+    fn default() -> Self {
+        Self {
+            env: Vec::new(),
+            access_token: None,
+            user: None,
+            cwd: "/".into(),
+            line_endings: LineEndings::default(),
+            limits: Limits::default(),
+            commands: Registry::default(),
+        }
+    }
 }
 
 /// Limits and statistics of the work's cgroups, as the engine hands them over.
@@ -45,6 +64,14 @@ pub struct Limits {
     pub usage: UsageFds,
     /// Inherited descriptors into which a process writes `0` to be moved under the work's limits.
     pub work_cgroup: Vec<i32>,
+}
+
+impl Limits {
+    /// Out-of-memory kills in the work's cgroup so far, when that can be known.
+    #[must_use]
+    pub fn oom_kills(&self) -> Option<u64> {
+        usage::oom_kills(self.usage.oom_events?)
+    }
 }
 
 impl App {

@@ -86,11 +86,10 @@ impl IntoResponse for ApiError {
 /// 200 with a JSON body, in the content type clients of Go's framework expect.
 pub fn json<T: Serialize + ?Sized>(value: &T) -> Response {
     match serde_json::to_vec(value) {
-        Ok(text) => (
-            [(header::CONTENT_TYPE, HeaderValue::from_static("application/json; charset=utf-8"))],
-            text,
-        )
-            .into_response(),
+        Ok(text) => {
+            ([(header::CONTENT_TYPE, HeaderValue::from_static("application/json; charset=utf-8"))], text)
+                .into_response()
+        }
         // Only maps with keys that are no strings fail, and no answer has one; say so rather than panic.
         Err(error) => {
             (StatusCode::INTERNAL_SERVER_ERROR, format!("the answer cannot be written as JSON: {error}"))

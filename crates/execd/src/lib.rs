@@ -2,10 +2,17 @@
 
 pub mod accounts;
 pub mod app;
+pub mod args;
+pub mod command;
 pub mod files;
 pub mod http;
+pub mod init;
+pub mod listen;
+pub mod log;
 pub mod metrics;
 pub mod process;
 pub mod proxy;
 pub mod serve;
+pub mod start;
 pub mod stream;
+pub mod usage;

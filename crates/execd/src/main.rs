@@ -1,2 +1,5 @@
-//! Entry.
-fn main() {}
+//! Entry of the daemon inside a sandbox.
+
+fn main() -> std::process::ExitCode {
+    osb_execd::start::main()
+}

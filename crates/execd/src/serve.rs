@@ -1,16 +1,43 @@
-//! The router that every listener serves.
+//! Serves the routes on inherited listeners, from the first connection on.
+
+use std::io;
+use std::net::{SocketAddr, TcpListener};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixListener;
+use std::time::Duration;
 
 use axum::Router;
+use axum::extract::ConnectInfo;
 use axum::middleware::from_fn_with_state;
 use axum::routing::get;
+use hyper::body::Incoming;
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::TokioIo;
+use rustix::event::{PollFd, PollFlags, poll};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+use tower::Service as _;
 
 use crate::app::App;
-use crate::{files, http, metrics, proxy};
+use crate::process::watch;
+use crate::{command, files, http, metrics, proxy};
+
+/// How long open requests may take to end after a stop was asked for.
+const DRAIN: Duration = Duration::from_secs(5);
+/// Wait after a connection could not be accepted for want of descriptors or memory.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+/// Threads for work that blocks: file operations and starts of programs.
+const BLOCKING_THREADS: usize = 64;
+/// Idle ones go after this time, with their memory.
+const THREAD_KEEP_ALIVE: Duration = Duration::from_secs(2);
 
 /// All routes behind the access check.
 pub fn router(app: App) -> Router {
     Router::new()
         .route("/ping", get(|| async { http::done() }))
+        .merge(command::router())
         .merge(files::router())
         .merge(metrics::router())
         .merge(proxy::router())
@@ -18,4 +45,143 @@ pub fn router(app: App) -> Router {
         .method_not_allowed_fallback(http::not_found)
         .layer(from_fn_with_state(app.clone(), http::require_token))
         .with_state(app)
+}
+
+/// A listening socket.
+#[derive(Debug)]
+pub enum Listener {
+    /// Of the server only.
+    Unix(UnixListener),
+    /// Of everybody who can connect.
+    Tcp(TcpListener),
+}
+
+impl AsFd for Listener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Self::Unix(listener) => listener.as_fd(),
+            Self::Tcp(listener) => listener.as_fd(),
+        }
+    }
+}
+
+/// Waits for the first connection, then serves until `stop` becomes readable. The runtime is built only then: a
+/// sandbox that nobody talks to should cost as little as it can.
+///
+/// # Errors
+/// The runtime cannot be built or the listeners cannot be watched.
+pub fn run(app: App, listeners: Vec<Listener>, stop: OwnedFd) -> io::Result<()> {
+    if stopped_before_contact(&listeners, &stop)? {
+        return Ok(());
+    }
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_io()
+        .enable_time()
+        .max_blocking_threads(BLOCKING_THREADS)
+        .thread_keep_alive(THREAD_KEEP_ALIVE)
+        .build()?;
+    let result = runtime.block_on(serve(app, listeners, stop));
+    // A blocking thread may hang on a dead file system; it must not keep the daemon.
+    runtime.shutdown_background();
+    result
+}
+
+fn stopped_before_contact(listeners: &[Listener], stop: &OwnedFd) -> io::Result<bool> {
+    let mut fds: Vec<PollFd<'_>> =
+        listeners.iter().map(|listener| PollFd::new(listener, PollFlags::IN)).collect();
+    fds.push(PollFd::new(stop, PollFlags::IN));
+    loop {
+        match poll(&mut fds, None) {
+            Ok(_) => return Ok(fds.last().is_some_and(|stop| !stop.revents().is_empty())),
+            Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+async fn serve(app: App, listeners: Vec<Listener>, stop: OwnedFd) -> io::Result<()> {
+    let stop = watch::readable(stop).map_err(|(_, error)| error)?;
+    let router = router(app);
+    let ending = CancellationToken::new();
+    let connections = TaskTracker::new();
+    for listener in listeners {
+        let server =
+            Server { router: router.clone(), ending: ending.clone(), connections: connections.clone() };
+        match listener {
+            Listener::Unix(listener) => {
+                listener.set_nonblocking(true)?;
+                let listener = tokio::net::UnixListener::from_std(listener)?;
+                tokio::spawn(server.accept(async move || Ok((listener.accept().await?.0, None))));
+            }
+            Listener::Tcp(listener) => {
+                listener.set_nonblocking(true)?;
+                let listener = tokio::net::TcpListener::from_std(listener)?;
+                tokio::spawn(server.accept(async move || {
+                    let (stream, peer) = listener.accept().await?;
+                    // Events are small and must not wait for one another.
+                    stream.set_nodelay(true)?;
+                    Ok((stream, Some(peer)))
+                }));
+            }
+        }
+    }
+    let _ = stop.readable().await?;
+    ending.cancel();
+    connections.close();
+    // What has not ended by then is cut off.
+    let _ = tokio::time::timeout(DRAIN, connections.wait()).await;
+    Ok(())
+}
+
+/// What the connections of one listener share.
+struct Server {
+    router: Router,
+    ending: CancellationToken,
+    connections: TaskTracker,
+}
+
+impl Server {
+    async fn accept<S>(self, accept: impl AsyncFn() -> io::Result<(S, Option<SocketAddr>)>)
+    where
+        S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    {
+        loop {
+            let accepted = tokio::select! {
+                accepted = accept() => accepted,
+                () = self.ending.cancelled() => return,
+            };
+            match accepted {
+                Ok((stream, peer)) => self.connection(stream, peer),
+                Err(error) => {
+                    tracing::warn!(%error, "a connection was not accepted");
+                    tokio::time::sleep(ACCEPT_PAUSE).await;
+                }
+            }
+        }
+    }
+
+    fn connection<S>(&self, stream: S, peer: Option<SocketAddr>)
+    where
+        S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    {
+        let router = self.router.clone();
+        let service = service_fn(move |mut request: hyper::Request<Incoming>| {
+            if let Some(peer) = peer {
+                request.extensions_mut().insert(ConnectInfo(peer));
+            }
+            router.clone().call(request)
+        });
+        let connection =
+            http1::Builder::new().serve_connection(TokioIo::new(stream), service).with_upgrades();
+        let ending = self.ending.clone();
+        self.connections.spawn(async move {
+            tokio::pin!(connection);
+            tokio::select! {
+                // A connection that breaks is the client's matter.
+                _ = connection.as_mut() => return,
+                () = ending.cancelled() => connection.as_mut().graceful_shutdown(),
+            }
+            let _ = connection.await;
+        });
+    }
 }

@@ -3,3 +3,4 @@
 pub mod exit;
 pub mod spawn;
 pub mod tree;
+pub mod watch;

@@ -403,7 +403,8 @@ fn explain(program: &Program, step: Step, errno: i32) -> SpawnError {
         Step::Limits => format!("cannot put {name:?} under the limits of the sandbox: {why}"),
         Step::Descriptors => format!("cannot connect input and output of {name:?}: {why}"),
         Step::Identity => {
-            let (uid, gid) = program.identity.as_ref().map_or((0, 0), |identity| (identity.uid, identity.gid));
+            let (uid, gid) =
+                program.identity.as_ref().map_or((0, 0), |identity| (identity.uid, identity.gid));
             let hint = if errno == libc::EPERM {
                 "; execd needs the capabilities CAP_SETUID and CAP_SETGID for this"
             } else {
@@ -503,7 +504,10 @@ mod tests {
         let (text, exit) = run(&program("/bin/sh", &["sh", "-c", script])).unwrap();
         assert_eq!(exit.code(), 3);
         let lines: Vec<&str> = text.lines().collect();
-        assert!(lines[0].ends_with("\t0000000000000000") && lines[1].ends_with("\t0000000000000000"), "{text}");
+        assert!(
+            lines[0].ends_with("\t0000000000000000") && lines[1].ends_with("\t0000000000000000"),
+            "{text}"
+        );
         assert_eq!(lines[2..4], ["0022", "0"], "{text}");
         assert!(lines[4].parse::<u64>().unwrap() <= 65_536);
         // 0, 1, 2 and the directory itself.

@@ -386,7 +386,14 @@ mod tests {
                 } else {
                     let (parts, rest): (Vec<_>, Vec<_>) = texts.iter().partition(|text| text.len() > 1000);
                     assert_eq!(parts.iter().map(|text| text.chars().count()).sum::<usize>(), 5 << 20);
-                    assert_eq!(rest, match tail { "\r\nx" => vec!["x"], "\n\n" => vec!["\n"], _ => vec![] });
+                    assert_eq!(
+                        rest,
+                        match tail {
+                            "\r\nx" => vec!["x"],
+                            "\n\n" => vec!["\n"],
+                            _ => vec![],
+                        }
+                    );
                 }
             }
         }

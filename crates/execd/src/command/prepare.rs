@@ -1,0 +1,297 @@
+//! From the request to a program that can be started: shell, environment, user, working directory.
+
+use std::collections::BTreeMap;
+use std::ffi::{CString, OsStr, OsString};
+use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use osb_protocol::execd::CommandRequest;
+use rustix::fs::{Access, AtFlags, CWD};
+
+use super::envfile;
+use crate::accounts::{Accounts, Identity};
+use crate::app::App;
+use crate::files::path::{Requested, Surroundings};
+use crate::http::ApiError;
+use crate::process::spawn::Program;
+
+/// Where programs are looked for when the environment does not say.
+pub const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+
+/// A request that keeps the rules which need no look at the system.
+#[derive(Debug)]
+pub struct Checked {
+    what: What,
+    cwd: Option<String>,
+    envs: BTreeMap<String, String>,
+    user: Option<(u32, Option<u32>)>,
+    /// Return as soon as the program has started.
+    pub background: bool,
+    /// Limit of the run.
+    pub timeout: Option<Duration>,
+}
+
+#[derive(Debug)]
+enum What {
+    Shell(String),
+    Argv(Vec<String>),
+}
+
+impl Checked {
+    /// Checks a request.
+    ///
+    /// # Errors
+    /// 400 with the rule it breaks.
+    pub fn new(request: CommandRequest) -> Result<Self, ApiError> {
+        let what = match (request.command, request.argv) {
+            (Some(_), Some(_)) => return Err(ApiError::invalid("give either 'command' or 'argv', not both")),
+            (Some(command), None) if !command.trim().is_empty() => What::Shell(command),
+            (Some(_), None) => return Err(ApiError::invalid("'command' is blank")),
+            (None, Some(argv)) if argv.first().is_some_and(|program| !program.is_empty()) => What::Argv(argv),
+            (None, Some(_)) => return Err(ApiError::invalid("'argv' must start with the name of a program")),
+            (None, None) => return Err(ApiError::invalid("'command' or 'argv' is required")),
+        };
+        let texts = match &what {
+            What::Shell(command) => std::slice::from_ref(command),
+            What::Argv(argv) => argv.as_slice(),
+        };
+        if texts.iter().any(|text| text.contains('\0')) {
+            return Err(ApiError::invalid("a command cannot hold a NUL byte"));
+        }
+        let envs = request.envs.unwrap_or_default();
+        for (name, value) in &envs {
+            if name.is_empty() || name.contains(['=', '\0']) {
+                return Err(ApiError::invalid(format!("'envs': {name:?} cannot be the name of a variable")));
+            }
+            if value.contains('\0') {
+                return Err(ApiError::invalid(format!("'envs': the value of {name:?} holds a NUL byte")));
+            }
+        }
+        let user = match (request.uid, request.gid) {
+            (None, None) => None,
+            (None, Some(_)) => return Err(ApiError::invalid("'gid' needs 'uid'")),
+            (Some(u32::MAX), _) | (_, Some(u32::MAX)) => {
+                return Err(ApiError::invalid("4294967295 is nobody's id"));
+            }
+            (Some(uid), gid) => Some((uid, gid)),
+        };
+        let timeout = match request.timeout.unwrap_or(0) {
+            0 => None,
+            millis => Some(Duration::from_millis(
+                u64::try_from(millis).map_err(|_| ApiError::invalid("'timeout' must not be negative"))?,
+            )),
+        };
+        let background = request.background.unwrap_or(false);
+        Ok(Self { what, cwd: request.cwd, envs, user, background, timeout })
+    }
+
+    /// What the status shows: the command's text, or the arguments as JSON.
+    #[must_use]
+    pub fn content(&self) -> String {
+        match &self.what {
+            What::Shell(command) => command.clone(),
+            // A list of strings always has a JSON form.
+            What::Argv(argv) => serde_json::to_string(argv).unwrap_or_default(),
+        }
+    }
+
+    /// Looks up all that the start needs. Touches the file system: call it where that may block.
+    ///
+    /// # Errors
+    /// 400 when the working directory is none, 500 when the sandbox's own user is unknown.
+    pub fn prepare(&self, app: &App, tag: u64) -> Result<Program, ApiError> {
+        let mut env = Env(BTreeMap::new());
+        env.0.extend(app.env.iter().cloned());
+        if let Some(path) = app.var("EXECD_ENVS").filter(|path| !path.is_empty()) {
+            env.0.extend(envfile::read(path, |name| app.var(name)));
+        }
+        env.0.extend(self.envs.iter().map(|(name, value)| (name.into(), value.into())));
+
+        let accounts = Accounts::read();
+        let identity = self.identity(app, &accounts)?;
+        env.add_account(&accounts, identity.as_ref());
+
+        let cwd = self.directory(app, &env)?;
+        env.0.insert("PWD".into(), cwd.clone().into_os_string());
+
+        let (candidates, argv) = match &self.what {
+            What::Shell(command) => {
+                let (path, name) = shell(env.path());
+                (vec![path], vec![name.to_owned(), "-c".to_owned(), command.clone()])
+            }
+            What::Argv(argv) => (candidates(&argv[0], env.path()), argv.clone()),
+        };
+        Ok(Program {
+            candidates: candidates
+                .into_iter()
+                .map(|path| c_string(path.into_os_string()))
+                .collect::<Result<_, _>>()?,
+            argv: argv.into_iter().map(|arg| c_string(arg.into())).collect::<Result<_, _>>()?,
+            env: env.into_strings()?,
+            cwd: c_string(cwd.into_os_string())?,
+            identity,
+            tag: Some(tag),
+        })
+    }
+
+    fn identity(&self, app: &App, accounts: &Accounts) -> Result<Option<Identity>, ApiError> {
+        let Some((uid, gid)) = self.user else {
+            return app
+                .user
+                .as_deref()
+                .map(|user| accounts.resolve(user))
+                .transpose()
+                .map_err(|error| ApiError::runtime(format!("the user of this sandbox: {error}")));
+        };
+        let mut identity = accounts.identity(uid, gid);
+        if gid.is_some()
+            && let Some(user) = accounts.user_by_id(uid)
+        {
+            // The named group replaces the primary one only.
+            let others = accounts.groups_of(user).into_iter().filter(|&group| group != user.gid);
+            identity.groups.extend(others.filter(|group| Some(*group) != gid));
+        }
+        Ok(Some(identity))
+    }
+
+    fn directory(&self, app: &App, env: &Env) -> Result<PathBuf, ApiError> {
+        let Some(cwd) = self.cwd.as_deref().filter(|cwd| !cwd.is_empty()) else { return Ok(app.cwd.clone()) };
+        let place = Place { env, cwd: &app.cwd };
+        let path = Requested::new(cwd.as_bytes(), &place)
+            .map_err(|error| ApiError::invalid(format!("'cwd': {error}")))?
+            .path;
+        match std::fs::metadata(&path) {
+            Ok(found) if found.is_dir() => Ok(path),
+            Ok(_) => Err(ApiError::invalid(format!("'cwd': {} is not a directory", path.display()))),
+            Err(error) => Err(ApiError::invalid(format!("'cwd': {}: {error}", path.display()))),
+        }
+    }
+}
+
+/// Environment of the command to be.
+struct Env(BTreeMap<OsString, OsString>);
+
+impl Env {
+    fn path(&self) -> &OsStr {
+        self.0.get(OsStr::new("PATH")).map_or(OsStr::new(DEFAULT_PATH), OsString::as_os_str)
+    }
+
+    /// Adds what a login would, where it is absent.
+    fn add_account(&mut self, accounts: &Accounts, identity: Option<&Identity>) {
+        let own;
+        let identity = match identity {
+            Some(identity) => identity,
+            None => {
+                own = accounts.identity(rustix::process::geteuid().as_raw(), None);
+                &own
+            }
+        };
+        self.0.entry("HOME".into()).or_insert_with(|| identity.home.clone().into());
+        if let Some(name) = &identity.name {
+            self.0.entry("USER".into()).or_insert_with(|| name.into());
+        }
+        self.0.entry("PATH".into()).or_insert_with(|| DEFAULT_PATH.into());
+    }
+
+    fn into_strings(self) -> Result<Vec<CString>, ApiError> {
+        self.0
+            .into_iter()
+            .map(|(mut name, value)| {
+                name.push("=");
+                name.push(value);
+                c_string(name)
+            })
+            .collect()
+    }
+}
+
+/// What a working directory may refer to.
+struct Place<'a> {
+    env: &'a Env,
+    cwd: &'a Path,
+}
+
+impl Surroundings for Place<'_> {
+    fn var(&self, name: &str) -> Option<&OsStr> {
+        self.env.0.get(OsStr::new(name)).map(OsString::as_os_str)
+    }
+
+    fn home(&self) -> OsString {
+        self.var("HOME").map_or_else(|| "/".into(), OsStr::to_owned)
+    }
+
+    fn cwd(&self) -> &Path {
+        self.cwd
+    }
+}
+
+/// `bash` where the image has it, else `sh`.
+fn shell(path: &OsStr) -> (PathBuf, &'static str) {
+    let found = |name: &'static str| {
+        candidates(name, path)
+            .into_iter()
+            .find(|candidate| {
+                rustix::fs::accessat(CWD, candidate.as_path(), Access::EXEC_OK, AtFlags::EACCESS).is_ok()
+            })
+            .map(|path| (path, name))
+    };
+    found("bash").or_else(|| found("sh")).unwrap_or_else(|| ("/bin/sh".into(), "sh"))
+}
+
+/// Paths that a program's name may mean. Relative entries of the search path are left out: what runs must not
+/// depend on where it runs.
+pub(crate) fn candidates(name: &str, path: &OsStr) -> Vec<PathBuf> {
+    if name.contains('/') {
+        return vec![name.into()];
+    }
+    std::env::split_paths(path).filter(|dir| dir.is_absolute()).map(|dir| dir.join(name)).collect()
+}
+
+fn c_string(text: OsString) -> Result<CString, ApiError> {
+    CString::new(text.into_vec()).map_err(|error| {
+        let shown = error.into_vec();
+        ApiError::invalid(format!("{:?} holds a NUL byte", OsStr::from_bytes(&shown)))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(body: &str) -> Result<Checked, ApiError> {
+        Checked::new(serde_json::from_str(body).unwrap())
+    }
+
+    #[test]
+    fn requests_that_break_a_rule_are_refused() {
+        for bad in [
+            "{}",
+            r#"{"command":" \n"}"#,
+            r#"{"command":"a","argv":["a"]}"#,
+            r#"{"argv":[]}"#,
+            r#"{"argv":[""]}"#,
+            r#"{"command":"a\u0000"}"#,
+            r#"{"argv":["a","b\u0000"]}"#,
+            r#"{"command":"a","timeout":-1}"#,
+            r#"{"command":"a","gid":1}"#,
+            r#"{"command":"a","uid":4294967295}"#,
+            r#"{"command":"a","envs":{"":"x"}}"#,
+            r#"{"command":"a","envs":{"A=B":"x"}}"#,
+            r#"{"command":"a","envs":{"A":"\u0000"}}"#,
+        ] {
+            let error = check(bad).unwrap_err();
+            assert_eq!((error.status.as_u16(), error.code), (400, "INVALID_REQUEST_BODY"), "{bad}");
+        }
+        let all = check(r#"{"command":"a","timeout":null,"background":false,"cwd":null,"uid":0}"#).unwrap();
+        assert_eq!((all.timeout, all.background, all.content()), (None, false, "a".to_owned()));
+        assert_eq!(check(r#"{"argv":["a","b c"]}"#).unwrap().content(), r#"["a","b c"]"#);
+    }
+
+    #[test]
+    fn names_are_looked_for_in_absolute_places_only() {
+        let paths = |name, path: &str| candidates(name, OsStr::new(path));
+        assert_eq!(paths("x", "/a:b::/c"), [Path::new("/a/x"), Path::new("/c/x")]);
+        assert_eq!(paths("./x", "/a"), [Path::new("./x")]);
+    }
+}

@@ -1,0 +1,494 @@
+//! The life of a command: start, output, end.
+//!
+//! A run ends when its process ends, not when its output does: a server left in the background keeps the pipes
+//! open for as long as it lives. What is in the pipes at that moment is delivered; where somebody still holds one,
+//! a short quiet time decides that nothing more is coming. Then the terminal event goes out, and what the others
+//! write later is read and forgotten.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use osb_protocol::execd::ExecutionError;
+use tokio::io::unix::AsyncFd;
+use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, sleep_until};
+
+use super::pipe::{self, Found, Pipe};
+use super::prepare::Checked;
+use super::registry::{Command, Phase};
+use super::spool::Spool;
+use crate::app::App;
+use crate::http::ApiError;
+use crate::process::exit::{self, Exit};
+use crate::process::spawn::{self, Program, SpawnError, Stdio};
+use crate::process::{tree, watch};
+use crate::stream::event::{self, Source};
+use crate::stream::feed::{self, Reader, Writer};
+use crate::stream::lines::LineSplitter;
+
+/// Signs of life.
+const PING: Duration = Duration::from_secs(3);
+/// Once the process has ended and others hold its output, this long without a byte is the end…
+const QUIET: Duration = Duration::from_millis(50);
+/// …and this long altogether.
+const QUIET_LIMIT: Duration = Duration::from_millis(250);
+/// An interrupted command has this long to end by itself.
+const INTERRUPT_GRACE: Duration = Duration::from_secs(3);
+/// Exit code of a command that could not be started.
+const NOT_STARTED: i32 = 255;
+
+/// A process with the ends of its output.
+#[derive(Debug)]
+struct Started {
+    pid: i32,
+    pidfd: OwnedFd,
+    /// One for both outputs of a background command, two otherwise.
+    outputs: Vec<OwnedFd>,
+    /// Out-of-memory kills of the sandbox before the start.
+    oom_kills: Option<u64>,
+}
+
+/// Starts a command and gives its event stream. The run goes on when the caller stops waiting.
+///
+/// # Errors
+/// The request cannot be carried out; nothing was started.
+pub async fn start(app: App, request: Checked) -> Result<Reader, ApiError> {
+    let (answer, answered) = oneshot::channel();
+    tokio::spawn(async move {
+        let (prepared, is_prepared) = oneshot::channel();
+        let (started, is_started) = oneshot::channel();
+        let id = uuid::Uuid::new_v4();
+        let background = request.background;
+        let spool = background.then(|| Spool::new(temp_dir(&app)));
+        let command = Arc::new(Command::new(id, request.content(), spool));
+        let timeout = request.timeout;
+        // Directories and programs may lie on a file system that does not answer, and the clone takes its time.
+        let (app_there, tag) = (app.clone(), command.tag);
+        tokio::task::spawn_blocking(move || match request.prepare(&app_there, tag) {
+            Ok(program) => {
+                let _ = prepared.send(Ok(()));
+                let _ = started.send(launch(&app_there, &program, background));
+            }
+            Err(error) => {
+                let _ = prepared.send(Err(error));
+            }
+        });
+        match is_prepared.await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => return drop(answer.send(Err(error))),
+            Err(_) => return drop(answer.send(Err(ApiError::runtime("the start was broken off")))),
+        }
+        app.commands.insert(Arc::clone(&command));
+        let (writer, reader) = feed::feed();
+        writer.push(|out| {
+            event::push_init(out, &command.id);
+            event::push_ping(out);
+        });
+        // A client that has gone already drops the reader, which the run then notices as at any later time.
+        let _ = answer.send(Ok(reader));
+        let run = Run { app, command, writer, began: Instant::now(), timeout };
+        run.follow(is_started).await;
+    });
+    answered.await.unwrap_or_else(|_| Err(ApiError::runtime("the run was broken off")))
+}
+
+/// Makes the pipes and starts the program. Blocks until its exec.
+fn launch(app: &App, program: &Program, background: bool) -> Result<Started, SpawnError> {
+    let pipes = |error: io::Error| SpawnError {
+        errno: error.raw_os_error().unwrap_or(0),
+        message: format!("cannot make the pipes of the command: {error}"),
+    };
+    let null = std::fs::File::open("/dev/null").map_err(|error| SpawnError {
+        errno: error.raw_os_error().unwrap_or(0),
+        message: format!("cannot open /dev/null for the command: {error}"),
+    })?;
+    let oom_kills = app.limits.oom_kills();
+    let (out, out_write) = pipe::pair().map_err(pipes)?;
+    let mut outputs = vec![out];
+    let err_write = if background {
+        None
+    } else {
+        let (err, err_write) = pipe::pair().map_err(pipes)?;
+        outputs.push(err);
+        Some(err_write)
+    };
+    let stdio = Stdio {
+        stdin: null.as_fd(),
+        stdout: out_write.as_fd(),
+        stderr: err_write.as_ref().unwrap_or(&out_write).as_fd(),
+    };
+    let spawned = spawn::spawn(program, stdio, &app.limits.work_cgroup)?;
+    Ok(Started { pid: spawned.pid, pidfd: spawned.pidfd, outputs, oom_kills })
+}
+
+/// Asks a command to end, and makes it after a while. Returns when all its processes have gone; at once when it
+/// had ended already. Not cancel safe: run it in a task of its own.
+pub async fn interrupt(command: Arc<Command>) -> Result<(), ApiError> {
+    let mut phase = command.follow();
+    let gone = |_| ApiError::runtime("the command was broken off");
+    if matches!(*phase.wait_for(|phase| *phase != Phase::Starting).await.map_err(gone)?, Phase::Ended(_)) {
+        return Ok(());
+    }
+    let tag = command.tag;
+    let members = blocking(move || tree::signal(tag, rustix::process::Signal::TERM)).await?;
+    let ended = async {
+        for member in members {
+            // A descriptor that cannot be waited for is left to the kill below.
+            if let Ok(member) = watch::readable(member) {
+                let _ = member.readable().await;
+            }
+        }
+    };
+    let _ = tokio::time::timeout(INTERRUPT_GRACE, ended).await;
+    blocking(move || tree::kill(tag)).await?;
+    phase.wait_for(|phase| matches!(phase, Phase::Ended(_))).await.map_err(gone)?;
+    Ok(())
+}
+
+/// Where the sandbox keeps what is temporary.
+fn temp_dir(app: &App) -> PathBuf {
+    app.var("TMPDIR").filter(|dir| !dir.is_empty()).map_or_else(|| "/tmp".into(), PathBuf::from)
+}
+
+async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> io::Result<T> + Send + 'static,
+) -> Result<T, ApiError> {
+    match tokio::task::spawn_blocking(work).await {
+        Ok(result) => result.map_err(|error| ApiError::runtime(error.to_string())),
+        Err(error) => Err(ApiError::runtime(error.to_string())),
+    }
+}
+
+/// One run.
+struct Run {
+    app: App,
+    command: Arc<Command>,
+    writer: Writer,
+    began: Instant,
+    timeout: Option<Duration>,
+}
+
+/// An output of a foreground command on its way to events.
+struct Output {
+    pipe: Option<Pipe>,
+    lines: LineSplitter,
+}
+
+impl Run {
+    async fn follow(self, started: oneshot::Receiver<Result<Started, SpawnError>>) {
+        let started = match self.await_start(started).await {
+            Ok(started) => started,
+            Err(message) => {
+                self.app.commands.ended(&self.command, NOT_STARTED, Some(message.clone()));
+                return self.fail(message.clone(), vec![message]);
+            }
+        };
+        self.command.running(started.pid);
+        if self.command.spool.is_some() {
+            self.background(started).await;
+        } else {
+            self.foreground(started).await;
+        }
+    }
+
+    /// Waits for the exec, which a file system that does not answer may hold up; the client hears from us meanwhile.
+    async fn await_start(
+        &self,
+        mut started: oneshot::Receiver<Result<Started, SpawnError>>,
+    ) -> Result<Started, String> {
+        loop {
+            tokio::select! {
+                result = &mut started => return match result {
+                    Ok(Ok(started)) => Ok(started),
+                    Ok(Err(error)) => Err(error.message),
+                    Err(_) => Err("the start was broken off".to_owned()),
+                },
+                () = tokio::time::sleep(PING) => self.writer.push(event::push_ping),
+            }
+        }
+    }
+
+    async fn foreground(self, started: Started) {
+        let pidfd = match watch::readable(started.pidfd) {
+            Ok(pidfd) => pidfd,
+            Err((pidfd, error)) => return self.lost(&pidfd, &error).await,
+        };
+        let endings = self.app.line_endings;
+        let sources = [Source::Stdout, Source::Stderr];
+        let mut outputs = Vec::new();
+        for (fd, source) in started.outputs.into_iter().zip(sources) {
+            match Pipe::new(fd) {
+                Ok(pipe) => {
+                    outputs.push(Output { pipe: Some(pipe), lines: LineSplitter::new(source, endings) })
+                }
+                Err(error) => return self.lost(pidfd.get_ref(), &error).await,
+            }
+        }
+        let [mut out, mut err] = match <[Output; 2]>::try_from(outputs) {
+            Ok(outputs) => outputs,
+            Err(_) => return self.lost(pidfd.get_ref(), &io::ErrorKind::NotFound.into()).await,
+        };
+        let mut timer = Timer::new(self.began, self.timeout);
+        let mut ping = self.began + PING;
+        let mut abandoned = false;
+        let exit = loop {
+            let full = self.writer.is_full();
+            tokio::select! {
+                exit = ended(&pidfd) => break exit,
+                () = out.turn(&self.writer), if !full && out.pipe.is_some() => {}
+                () = err.turn(&self.writer), if !full && err.pipe.is_some() => {}
+                () = self.writer.room(), if full => {}
+                () = self.writer.abandoned(), if !full && !abandoned => abandoned = true,
+                () = timer.expired() => timer.kill(self.command.tag),
+                () = sleep_until(ping), if !abandoned => {
+                    self.writer.push(event::push_ping);
+                    ping = Instant::now() + PING;
+                }
+            }
+        };
+        timer.finish().await;
+        self.drain(&mut out, &mut err).await;
+        self.end(exit, started.oom_kills, timer.killed);
+        for output in [out, err] {
+            if let Some(pipe) = output.pipe {
+                tokio::spawn(pipe.discard());
+            }
+        }
+    }
+
+    /// Delivers what the outputs hold after the process has ended.
+    async fn drain(&self, out: &mut Output, err: &mut Output) {
+        for output in [&mut *out, &mut *err] {
+            // Somebody else may be writing without end, so only what is there now is certain to be read.
+            let waiting = output.pipe.as_ref().map_or(0, Pipe::waiting);
+            let mut taken = 0;
+            while taken <= waiting {
+                if self.writer.is_full() {
+                    self.writer.room().await;
+                }
+                let (found, length) = output.read(&self.writer);
+                taken += length;
+                if found != Found::More {
+                    break;
+                }
+            }
+        }
+        let limit = Instant::now() + QUIET_LIMIT;
+        let mut quiet = Instant::now() + QUIET;
+        while out.pipe.is_some() || err.pipe.is_some() {
+            let full = self.writer.is_full();
+            tokio::select! {
+                biased;
+                () = sleep_until(quiet.min(limit)) => break,
+                () = out.turn(&self.writer), if !full && out.pipe.is_some() => quiet = Instant::now() + QUIET,
+                () = err.turn(&self.writer), if !full && err.pipe.is_some() => quiet = Instant::now() + QUIET,
+                () = self.writer.room(), if full => {}
+            }
+        }
+        let suffix = event::suffix(event::unix_millis());
+        for output in [out, err] {
+            self.writer.push(|events| output.lines.finish(&suffix, events));
+        }
+    }
+
+    /// Tells the outcome: first the registry, then the client.
+    fn end(&self, exit: Exit, oom_kills: Option<u64>, timed_out: bool) {
+        let mut traceback = vec![exit.words()];
+        if timed_out {
+            let millis = self.timeout.unwrap_or_default().as_millis();
+            traceback.push(format!(
+                "the time limit of {millis} ms has passed; all processes of the command were killed"
+            ));
+        } else if exit.signal() == Some(libc::SIGKILL)
+            && oom_kills.is_some_and(|before| self.app.limits.oom_kills().is_some_and(|now| now > before))
+        {
+            traceback.push(
+                "out of memory: the kernel killed a process because the sandbox's memory limit was reached; \
+                 raise the limit or use less memory"
+                    .to_owned(),
+            );
+        }
+        let succeeded = exit == Exit::Code(0);
+        let error = (!succeeded).then(|| traceback.join("; "));
+        self.app.commands.ended(&self.command, exit.code(), error);
+        if succeeded {
+            self.writer.push(|out| event::push_complete(out, self.began.elapsed()));
+        } else {
+            self.fail(exit.code().to_string(), traceback);
+        }
+    }
+
+    fn fail(&self, evalue: String, traceback: Vec<String>) {
+        let error = ExecutionError { ename: "CommandExecError".to_owned(), evalue, traceback };
+        self.writer.push(|out| event::push_error(out, error));
+    }
+
+    /// The process runs but cannot be followed: it is ended, so that nothing runs that nobody knows of.
+    async fn lost(&self, pidfd: &OwnedFd, error: &io::Error) {
+        let message = format!("the command cannot be followed and was killed: {error}");
+        let tag = self.command.tag;
+        let _ = blocking(move || tree::kill(tag)).await;
+        let _ = exit::reap(pidfd);
+        self.app.commands.ended(&self.command, Exit::Signal(libc::SIGKILL).code(), Some(message.clone()));
+        self.fail("137".to_owned(), vec![message]);
+    }
+
+    async fn background(self, mut started: Started) {
+        let pidfd = match watch::readable(started.pidfd) {
+            Ok(pidfd) => pidfd,
+            Err((pidfd, error)) => return self.lost(&pidfd, &error).await,
+        };
+        let pipe = started.outputs.pop().ok_or_else(|| io::ErrorKind::NotFound.into()).and_then(Pipe::new);
+        let pipe = match pipe {
+            Ok(pipe) => pipe,
+            Err(error) => return self.lost(pidfd.get_ref(), &error).await,
+        };
+        let Self { app, command, writer, began, timeout } = self;
+        writer.push(|out| event::push_complete(out, began.elapsed()));
+        drop(writer);
+        let mut collector = tokio::spawn(collect(pipe, Arc::clone(&command)));
+        let mut timer = Timer::new(began, timeout);
+        let exit = loop {
+            tokio::select! {
+                exit = ended(&pidfd) => break exit,
+                () = timer.expired() => timer.kill(command.tag),
+            }
+        };
+        timer.finish().await;
+        // The status must not say "ended" before the last output can be read; others may hold the pipe for ever.
+        let _ = tokio::time::timeout(QUIET, &mut collector).await;
+        let (silent, _) = feed::feed();
+        let run = Self { app, command, writer: silent, began, timeout };
+        run.end(exit, started.oom_kills, timer.killed);
+    }
+}
+
+/// Moves a background command's output to its store until the last writer has gone.
+async fn collect(pipe: Pipe, command: Arc<Command>) {
+    let Some(spool) = &command.spool else { return };
+    loop {
+        let Ok(mut guard) = pipe.readable().await else { return };
+        let mut late = Vec::new();
+        let found = pipe.read(|piece| {
+            if spool.may_block(piece.len()) {
+                late.extend_from_slice(piece);
+                return false;
+            }
+            spool.append(piece);
+            true
+        });
+        if found == Found::Idle {
+            guard.clear_ready();
+        }
+        drop(guard);
+        if !late.is_empty() {
+            let owner = Arc::clone(&command);
+            let stored = tokio::task::spawn_blocking(move || {
+                if let Some(spool) = &owner.spool {
+                    spool.append(&late);
+                }
+            });
+            let _ = stored.await;
+        }
+        if found == Found::Closed {
+            return;
+        }
+        tokio::task::consume_budget().await;
+    }
+}
+
+/// Waits for the end of the process and collects its status.
+async fn ended(pidfd: &AsyncFd<OwnedFd>) -> Exit {
+    loop {
+        let readable = pidfd.readable().await;
+        match (readable, exit::reap(pidfd.get_ref())) {
+            (_, Ok(Some(exit))) => return exit,
+            (Ok(mut guard), Ok(None)) => guard.clear_ready(),
+            // The runtime is going down, or the status was taken by a stranger: neither can be waited for.
+            (Err(_), _) | (_, Err(_)) => return Exit::Signal(libc::SIGKILL),
+        }
+    }
+}
+
+impl Output {
+    /// Waits until there is something, and makes events of it. Cancel safe.
+    async fn turn(&mut self, writer: &Writer) {
+        let Some(pipe) = &self.pipe else { return std::future::pending().await };
+        let Ok(mut guard) = pipe.readable().await else { return self.pipe = None };
+        let (found, _) = self.lines.take(pipe, writer);
+        if found == Found::Idle {
+            guard.clear_ready();
+        }
+        drop(guard);
+        if found == Found::Closed {
+            self.pipe = None;
+        }
+    }
+
+    /// Makes events of what is at hand; tells how many bytes these were.
+    fn read(&mut self, writer: &Writer) -> (Found, u64) {
+        let Some(pipe) = &self.pipe else { return (Found::Closed, 0) };
+        let result = self.lines.take(pipe, writer);
+        if result.0 == Found::Closed {
+            self.pipe = None;
+        }
+        result
+    }
+}
+
+impl LineSplitter {
+    fn take(&mut self, pipe: &Pipe, writer: &Writer) -> (Found, u64) {
+        let suffix = event::suffix(event::unix_millis());
+        let mut length = 0;
+        let found = pipe.read(|piece| {
+            length += piece.len() as u64;
+            writer.push(|out| self.push(piece, &suffix, out));
+            !writer.is_full()
+        });
+        match found {
+            Found::More => {}
+            Found::Idle => writer.push(|out| self.idle(&suffix, out)),
+            Found::Closed => writer.push(|out| self.finish(&suffix, out)),
+        }
+        (found, length)
+    }
+}
+
+/// The time limit of a run.
+struct Timer {
+    at: Option<Instant>,
+    killer: Option<JoinHandle<io::Result<()>>>,
+    killed: bool,
+}
+
+impl Timer {
+    fn new(began: Instant, limit: Option<Duration>) -> Self {
+        // A limit beyond the clock's reach is none.
+        Self { at: limit.and_then(|limit| began.checked_add(limit)), killer: None, killed: false }
+    }
+
+    async fn expired(&self) {
+        match self.at {
+            Some(at) => sleep_until(at).await,
+            None => std::future::pending().await,
+        }
+    }
+
+    /// Kills all processes with the mark, elsewhere.
+    fn kill(&mut self, tag: u64) {
+        self.at = None;
+        self.killed = true;
+        self.killer = Some(tokio::task::spawn_blocking(move || tree::kill(tag)));
+    }
+
+    /// Waits until a kill under way is done.
+    async fn finish(&mut self) {
+        if let Some(killer) = self.killer.take() {
+            let _ = killer.await;
+        }
+    }
+}

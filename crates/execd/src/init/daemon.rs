@@ -1,0 +1,150 @@
+//! The daemon beside init: forked, and forked again when it dies.
+
+use std::io::{self, Write as _};
+use std::os::fd::RawFd;
+use std::time::{Duration, Instant};
+
+use osb_protocol::boot::Boot;
+use rustix::process::Signal;
+
+use crate::app::{App, Limits, Shared};
+use crate::serve::{self, Listener};
+use crate::{log, start};
+
+/// A daemon that lives this long has not died of its start.
+const SETTLED: Duration = Duration::from_secs(10);
+/// First pause before a start after a death in quick succession; doubled up to [`LONGEST_PAUSE`].
+const FIRST_PAUSE: Duration = Duration::from_millis(100);
+const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+
+/// Init's view of the daemon.
+pub(super) struct Daemon {
+    boot: Boot,
+    /// Held here too, so that connections wait while there is no daemon.
+    listeners: Vec<Listener>,
+    pid: Option<i32>,
+    started: Instant,
+    quick_deaths: u32,
+    start_at: Option<Instant>,
+    restarts: bool,
+}
+
+impl Daemon {
+    /// Forks the first one.
+    pub(super) fn new(boot: Boot, listeners: Vec<Listener>, private: &[RawFd]) -> io::Result<Self> {
+        let mut daemon = Self {
+            boot,
+            listeners,
+            pid: None,
+            started: Instant::now(),
+            quick_deaths: 0,
+            start_at: None,
+            restarts: true,
+        };
+        daemon.fork(private)?;
+        Ok(daemon)
+    }
+
+    pub(super) fn boot(&self) -> &Boot {
+        &self.boot
+    }
+
+    /// When the next start is due.
+    pub(super) fn start_at(&self) -> Option<Instant> {
+        self.start_at
+    }
+
+    /// Whether that child was the daemon; if so its successor is planned.
+    pub(super) fn ended(&mut self, pid: i32) {
+        if self.pid != Some(pid) {
+            return;
+        }
+        self.pid = None;
+        if self.started.elapsed() >= SETTLED {
+            self.quick_deaths = 0;
+        }
+        let pause = match self.quick_deaths {
+            0 => Duration::ZERO,
+            deaths => FIRST_PAUSE.saturating_mul(1 << (deaths - 1).min(10)).min(LONGEST_PAUSE),
+        };
+        self.quick_deaths = self.quick_deaths.saturating_add(1);
+        self.start_at = self.restarts.then(|| Instant::now() + pause);
+    }
+
+    /// Starts a successor when its time has come. `private` are init's own descriptors.
+    pub(super) fn start_if_due(&mut self, private: &[RawFd]) {
+        if self.start_at.is_none_or(|at| at > Instant::now()) {
+            return;
+        }
+        // Without memory or process numbers now: tried again later.
+        self.start_at = self.fork(private).is_err().then(|| Instant::now() + LONGEST_PAUSE);
+    }
+
+    /// From now on a daemon that ends stays away.
+    pub(super) fn stop_restarting(&mut self) {
+        self.restarts = false;
+        self.start_at = None;
+    }
+
+    pub(super) fn signal(&self, signal: i32) {
+        if let Some(pid) = self.pid {
+            // SAFETY: our own child, which is not reaped yet.
+            unsafe { libc::kill(pid, signal) };
+        }
+    }
+
+    pub(super) fn kill(&self) {
+        self.signal(libc::SIGKILL);
+    }
+
+    fn fork(&mut self, private: &[RawFd]) -> io::Result<()> {
+        // SAFETY: init has one thread, so the child finds every lock free and every structure whole.
+        match unsafe { libc::fork() } {
+            -1 => Err(io::Error::last_os_error()),
+            0 => {
+                for &fd in private {
+                    // SAFETY: copies of init's descriptors; nothing in the child uses them.
+                    unsafe { libc::close(fd) };
+                }
+                let listeners = std::mem::take(&mut self.listeners);
+                std::process::exit(match run(&self.boot, listeners) {
+                    Ok(()) => 0,
+                    Err(error) => {
+                        let _ = writeln!(io::stderr(), "execd: {error}");
+                        1
+                    }
+                })
+            }
+            pid => {
+                self.pid = Some(pid);
+                self.started = Instant::now();
+                Ok(())
+            }
+        }
+    }
+}
+
+/// The daemon's process.
+fn run(boot: &Boot, listeners: Vec<Listener>) -> io::Result<()> {
+    rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
+    let fds = &boot.fds;
+    let stop = start::signal_descriptor(&[libc::SIGTERM])?;
+    let stderr = rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stderr(), 3)?;
+    log::install(log::level(4), None, stderr.into())?;
+    let env = boot.env.iter().map(|(name, value)| (name.into(), value.into()));
+    let app = App::new(Shared {
+        env: env.filter(|(name, _): &(std::ffi::OsString, _)| !start::is_private(name)).collect(),
+        access_token: boot.access_token.clone(),
+        user: boot.user.clone(),
+        cwd: boot.cwd.clone().filter(|cwd| !cwd.is_empty()).map_or_else(|| "/".into(), Into::into),
+        line_endings: boot.line_endings,
+        limits: Limits {
+            memory_bytes: boot.memory_limit_bytes,
+            cpu_millis: boot.cpu_limit_millis,
+            usage: fds.usage.clone(),
+            work_cgroup: fds.work_cgroup.clone(),
+        },
+        ..Shared::default()
+    });
+    serve::run(app, listeners, stop)
+}

@@ -1,0 +1,78 @@
+//! Starts the entrypoint.
+
+use std::collections::BTreeMap;
+use std::ffi::{CString, OsStr};
+use std::os::fd::{AsFd as _, OwnedFd};
+
+use osb_protocol::boot::Boot;
+
+use crate::accounts::Accounts;
+use crate::command::prepare::{DEFAULT_PATH, candidates};
+use crate::process::spawn::{self, Program, SpawnError, Stdio};
+
+/// The daemon's secret; all else of the environment is meant for the entrypoint.
+const SECRET: &str = "EXECD_ACCESS_TOKEN";
+
+/// Starts it and gives its process id and the reading end of its output.
+///
+/// # Errors
+/// It cannot be executed; the message names it.
+pub(super) fn start(boot: &Boot) -> Result<(i32, OwnedFd), SpawnError> {
+    let program = program(boot)?;
+    let null = std::fs::File::open("/dev/null").map_err(|error| failed("open /dev/null", &error))?;
+    let (read, write) = crate::command::pipe::pair().map_err(|error| failed("make a pipe", &error))?;
+    let stdio = Stdio { stdin: null.as_fd(), stdout: write.as_fd(), stderr: write.as_fd() };
+    let spawned = spawn::spawn(&program, stdio, &boot.fds.work_cgroup)?;
+    Ok((spawned.pid, read))
+}
+
+fn program(boot: &Boot) -> Result<Program, SpawnError> {
+    let accounts = Accounts::read();
+    let identity = accounts
+        .resolve(boot.user.as_deref().unwrap_or_default())
+        .map_err(|error| SpawnError { errno: 0, message: format!("the user of the image: {error}") })?;
+
+    let mut env: BTreeMap<&str, &str> =
+        boot.env.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
+    env.remove(SECRET);
+    env.entry("HOME").or_insert(&identity.home);
+    if let Some(name) = &identity.name {
+        env.entry("USER").or_insert(name);
+    }
+    let path = *env.entry("PATH").or_insert(DEFAULT_PATH);
+
+    let cwd = boot.cwd.as_deref().filter(|cwd| !cwd.is_empty()).unwrap_or("/");
+    std::fs::create_dir_all(cwd).map_err(|error| failed(&format!("make the directory {cwd:?}"), &error))?;
+
+    let name = boot.entrypoint.first().filter(|name| !name.is_empty()).ok_or_else(|| SpawnError {
+        errno: libc::EINVAL,
+        message: "the entrypoint is empty; name a program".to_owned(),
+    })?;
+    let candidates = candidates(name, OsStr::new(path));
+    Ok(Program {
+        candidates: candidates
+            .into_iter()
+            .map(|path| c_string(path.to_string_lossy().into_owned()))
+            .collect::<Result<_, _>>()?,
+        argv: boot.entrypoint.iter().cloned().map(c_string).collect::<Result<_, _>>()?,
+        env: env
+            .iter()
+            .filter(|(name, _)| !name.is_empty() && !name.contains('='))
+            .map(|(name, value)| c_string(format!("{name}={value}")))
+            .collect::<Result<_, _>>()?,
+        cwd: c_string(cwd.to_owned())?,
+        identity: Some(identity),
+        tag: None,
+    })
+}
+
+fn c_string(text: String) -> Result<CString, SpawnError> {
+    CString::new(text).map_err(|_| SpawnError {
+        errno: libc::EINVAL,
+        message: "entrypoint, environment and directory cannot hold NUL bytes".to_owned(),
+    })
+}
+
+fn failed(what: &str, error: &std::io::Error) -> SpawnError {
+    SpawnError { errno: error.raw_os_error().unwrap_or(0), message: format!("cannot {what}: {error}") }
+}
