@@ -7,7 +7,7 @@
 mod layout;
 
 use std::fs::File;
-use std::io::{self, Read, Write};
+use std::io::{self, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -321,11 +321,4 @@ fn open_dir(path: &Path) -> io::Result<OwnedFd> {
 
 fn with_path(error: io::Error, path: &Path) -> io::Error {
     io::Error::new(error.kind(), format!("{}: {error}", path.display()))
-}
-
-/// First word of a small file, for tests and checks.
-pub(crate) fn read_word(path: &Path) -> io::Result<String> {
-    let mut text = String::new();
-    File::open(path)?.read_to_string(&mut text)?;
-    Ok(text.trim().to_owned())
 }

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 /// First message to every helper. Spawners get the daemon's executable beside it.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Hello {
     /// Capabilities of sandboxes, as a bit mask.
     pub(crate) caps: u64,
@@ -64,7 +64,6 @@ pub(crate) enum Outcome {
 /// Makes ready the file system of one sandbox. The slot's user namespace comes beside it unless it has none yet.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Prepare {
-    pub(crate) seq: u64,
     /// Number of the slot, from which its range of ids follows.
     pub(crate) slot: u32,
     /// The sandbox's directory, to be made; it must not exist.
@@ -87,27 +86,8 @@ pub(crate) struct RootSpec {
 /// detached overlay per root.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Prepared {
-    pub(crate) seq: u64,
     pub(crate) error: Option<String>,
+    /// The error is that the disk is full.
+    pub(crate) full: bool,
     pub(crate) new_namespace: bool,
 }
-
-/// Messages that carry the number of their request.
-pub(crate) trait Numbered {
-    fn seq(&self) -> u64;
-    fn set_seq(&mut self, seq: u64);
-}
-
-macro_rules! numbered {
-    ($($kind:ty)*) => {
-        $(impl Numbered for $kind {
-            fn seq(&self) -> u64 {
-                self.seq
-            }
-            fn set_seq(&mut self, seq: u64) {
-                self.seq = seq;
-            }
-        })*
-    };
-}
-numbered! { Spawn Spawned Prepare Prepared }

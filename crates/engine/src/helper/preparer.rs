@@ -30,11 +30,15 @@ pub(super) fn run() -> io::Result<()> {
         let given = fds.drain(..).next();
         let (error, made) = match preparer.prepare(&request, given) {
             Ok(made) => (None, made),
-            Err(error) => (Some(error.to_string()), Made::default()),
+            Err(error) => (Some(error), Made::default()),
         };
+        let full = error.as_ref().is_some_and(|error| {
+            matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
+        });
+        let error = error.map(|error| error.to_string());
         let sent: Vec<BorrowedFd<'_>> = made.namespace.iter().chain(&made.overlays).map(AsFd::as_fd).collect();
         let new_namespace = made.namespace.is_some();
-        link.send(&Prepared { seq: request.seq, error, new_namespace }, &sent)?;
+        link.send(&Prepared { error, full, new_namespace }, &sent)?;
     }
     Ok(())
 }
@@ -83,7 +87,6 @@ impl Preparer {
         private_dir(&lower)?;
         let sandbox = dir.join("sandbox");
         let request = Prepare {
-            seq: 0,
             slot: 0,
             dir: sandbox.to_string_lossy().into_owned(),
             roots: vec![RootSpec { mountpoint: "/".into(), lowers: vec![lower.to_string_lossy().into_owned()] }],

@@ -83,7 +83,7 @@ impl Spawners {
         let (mut helper, _) = self.recipe.start(&self.hello, Some(&self.execd))?;
         let socket = helper.take_socket().ok_or(io::ErrorKind::NotConnected)?;
         rustix::io::ioctl_fionbio(&socket, true)?;
-        let socket = AsyncFd::with_interest(socket, Interest::READABLE | Interest::WRITABLE)?;
+        let socket = crate::sys::watched(socket, Interest::READABLE | Interest::WRITABLE)?;
         let spawner = Arc::new(Spawner { socket, helper, waiting: Mutex::default() });
         lock(&self.live).push(Arc::clone(&spawner));
         self.places.add_permits(DEPTH);

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 /// One instruction, in the kernel's layout.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(C)]
-pub struct Insn {
+pub(crate) struct Insn {
     code: u16,
     jt: u8,
     jf: u8,
@@ -31,7 +31,7 @@ const OFFSET_ARCH: u32 = 4;
 
 /// What to do with a system call.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Verdict {
+pub(crate) enum Verdict {
     /// Let it through.
     Allow,
     /// Fail with this error number.
@@ -42,15 +42,15 @@ pub enum Verdict {
 
 /// A decision by one argument.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ArgTest {
+pub(crate) struct ArgTest {
     /// Index of the argument, 0 to 5.
-    pub index: u8,
+    pub(crate) index: u8,
     /// Bits of the argument to look at.
-    pub mask: u32,
+    pub(crate) mask: u32,
     /// First match wins.
-    pub cases: Vec<(u32, Verdict)>,
+    pub(crate) cases: Vec<(u32, Verdict)>,
     /// When nothing matches.
-    pub otherwise: Box<Verdict>,
+    pub(crate) otherwise: Box<Verdict>,
 }
 
 fn insn(code: u16, k: u32) -> Insn {
@@ -97,7 +97,7 @@ fn branch(code: &mut Vec<Insn>, comparison: u16, k: u32, then: Vec<Insn>) {
 
 /// Builds the program. Numbers that `table` does not name get `between` up to its largest number and `beyond`
 /// after it.
-pub fn program(arch: u32, table: &BTreeMap<u32, Verdict>, between: &Verdict, beyond: &Verdict) -> Vec<Insn> {
+pub(crate) fn program(arch: u32, table: &BTreeMap<u32, Verdict>, between: &Verdict, beyond: &Verdict) -> Vec<Insn> {
     let mut ranges: Vec<(u32, &Verdict)> = Vec::new();
     let mut push = |start: u32, verdict| {
         if ranges.last().is_none_or(|(_, last)| *last != verdict) {

@@ -5,7 +5,7 @@ mod table;
 
 use std::io;
 
-pub use bpf::Insn;
+pub(crate) use bpf::Insn;
 
 #[cfg(target_arch = "x86_64")]
 const ARCH: u32 = 0xc000_003e;
@@ -14,12 +14,11 @@ const ARCH: u32 = 0xc000_00b7;
 
 /// The program, ready to be installed.
 #[derive(Debug, Clone)]
-pub struct Filter(Vec<Insn>);
+pub(crate) struct Filter(Vec<Insn>);
 
 impl Filter {
     /// Builds the filter for this architecture.
-    #[must_use]
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         use bpf::Verdict;
         // A call that no table knows is newer than the table: programs take ENOSYS as "old kernel" and fall
         // back. A known one that is not offered is refused in plain words.
@@ -29,7 +28,7 @@ impl Filter {
     /// Installs the filter on the calling thread, for good. `no_new_privs` must be set.
     ///
     /// Makes one system call and touches nothing else, so it may run in a child that shares memory.
-    pub fn install(&self) -> io::Result<()> {
+    pub(crate) fn install(&self) -> io::Result<()> {
         let program = libc::sock_fprog {
             len: u16::try_from(self.0.len()).map_err(|_| io::Error::from_raw_os_error(libc::E2BIG))?,
             filter: self.0.as_ptr().cast_mut().cast(),
@@ -43,21 +42,8 @@ impl Filter {
     }
 
     /// Number of instructions.
-    #[must_use]
-    pub fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.0.len()
-    }
-
-    /// Never.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
-}
-
-impl Default for Filter {
-    fn default() -> Self {
-        Self::new()
     }
 }
 

@@ -1,0 +1,178 @@
+//! Whether this machine can run sandboxes, in words that say what to do.
+
+use std::path::Path;
+
+use crate::cgroup;
+use crate::config::EngineConfig;
+use crate::seccomp::Filter;
+
+/// How a check came out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CheckResult {
+    /// Good.
+    Ok,
+    /// It works, with a drawback.
+    Warn,
+    /// It does not work.
+    Fail,
+}
+
+/// One check.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CheckItem {
+    /// What was looked at.
+    pub name: &'static str,
+    /// How it came out.
+    pub result: CheckResult,
+    /// What was found and, unless it is good, what to do.
+    pub message: String,
+}
+
+fn item(name: &'static str, result: CheckResult, message: impl Into<String>) -> CheckItem {
+    CheckItem { name, result, message: message.into() }
+}
+
+/// Looks at everything the engine needs. Changes nothing that lasts; blocks for some 100 milliseconds.
+#[must_use]
+pub fn check(config: &EngineConfig) -> Vec<CheckItem> {
+    use CheckResult::{Fail, Ok, Warn};
+    let root = rustix::process::geteuid().is_root();
+    let mut items = vec![if root {
+        item("root", Ok, "running as root")
+    } else {
+        item("root", Fail, "not root: run this with sudo; the other checks are then complete too")
+    }];
+    items.push(kernel());
+    items.push(namespaces());
+    items.push(filesystem("overlay", "overlay", "load it with 'modprobe overlay'"));
+    items.push(filesystem("mqueue", "mqueue", "the kernel needs CONFIG_POSIX_MQUEUE"));
+    items.push(match cgroup::discover() {
+        Result::Ok(layout) => item("cgroups", Ok, format!("{} with memory, cpu and pids", layout.describe())),
+        Err(error) => item("cgroups", Fail, format!("{error}: enable them on the kernel's command line")),
+    });
+    items.push(seccomp());
+    items.push(data_dir(config));
+    if root {
+        items.push(user_namespace(config));
+        for (name, result) in crate::net::check() {
+            items.push(match result {
+                Result::Ok(message) => item(name, Ok, message),
+                Err(message) => item(name, Fail, message),
+            });
+        }
+    }
+    if rustix::fs::access("/dev/kvm", rustix::fs::Access::EXISTS).is_ok() {
+        items.push(item("kvm", Ok, "/dev/kvm is there"));
+    } else {
+        items.push(item("kvm", Warn, "no /dev/kvm: only the tiers without virtual machines can be used"));
+    }
+    items
+}
+
+fn kernel() -> CheckItem {
+    let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default().trim().to_owned();
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(|part| part.parse::<u32>().unwrap_or(0));
+    let version = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
+    if version >= (6, 15) {
+        item("kernel", CheckResult::Ok, format!("Linux {release}"))
+    } else if version >= (5, 19) {
+        let drawback = "sandboxes are prepared somewhat slower than with Linux 6.15";
+        item("kernel", CheckResult::Warn, format!("Linux {release}: {drawback}"))
+    } else {
+        item("kernel", CheckResult::Fail, format!("Linux {release} is too old: 5.19 is the least, 6.15 is best"))
+    }
+}
+
+fn namespaces() -> CheckItem {
+    let missing: Vec<&str> = ["mnt", "pid", "net", "ipc", "uts", "user", "cgroup"]
+        .into_iter()
+        .filter(|name| !Path::new("/proc/self/ns").join(name).exists())
+        .collect();
+    if missing.is_empty() {
+        item("namespaces", CheckResult::Ok, "all there")
+    } else {
+        let text = format!("the kernel lacks these namespaces: {}", missing.join(", "));
+        item("namespaces", CheckResult::Fail, text)
+    }
+}
+
+fn filesystem(name: &'static str, word: &str, remedy: &str) -> CheckItem {
+    let known = std::fs::read_to_string("/proc/filesystems").unwrap_or_default();
+    if known.split_whitespace().any(|known| known == word) {
+        item(name, CheckResult::Ok, "known to the kernel")
+    } else {
+        item(name, CheckResult::Fail, format!("the kernel does not know the file system '{word}': {remedy}"))
+    }
+}
+
+fn seccomp() -> CheckItem {
+    let actions = std::fs::read_to_string("/proc/sys/kernel/seccomp/actions_avail").unwrap_or_default();
+    if actions.contains("errno") {
+        item("seccomp", CheckResult::Ok, format!("filter of {} instructions", Filter::new().len()))
+    } else {
+        item("seccomp", CheckResult::Fail, "the kernel needs CONFIG_SECCOMP_FILTER")
+    }
+}
+
+fn data_dir(config: &EngineConfig) -> CheckItem {
+    let name = "data directory";
+    let Some(existing) = config.data_dir.ancestors().find(|path| path.exists()) else {
+        return item(name, CheckResult::Fail, "no part of its path exists");
+    };
+    let (Ok(disk), Ok(kind)) = (rustix::fs::statvfs(existing), rustix::fs::statfs(existing)) else {
+        return item(name, CheckResult::Fail, format!("'{}' cannot be examined", existing.display()));
+    };
+    let free = disk.f_bavail.saturating_mul(disk.f_frsize);
+    let path = config.data_dir.display();
+    if free < config.disk_floor_bytes {
+        let text = format!("'{path}' has {} MiB free, below the floor of {} MiB: make room", free >> 20, config.disk_floor_bytes >> 20);
+        return item(name, CheckResult::Fail, text);
+    }
+    let free = format!("{} GiB free", free >> 30);
+    match u32::try_from(kind.f_type).unwrap_or(0) {
+        0x9123_683e => item(name, CheckResult::Ok, format!("'{path}' is on btrfs, {free}")),
+        0xef53 => item(name, CheckResult::Ok, format!("'{path}' is on ext4, {free}; snapshots are faster on btrfs")),
+        0x5846_5342 => item(name, CheckResult::Ok, format!("'{path}' is on xfs, {free}; snapshots are faster on btrfs")),
+        0x0102_1994 => item(name, CheckResult::Warn, format!("'{path}' is in memory, {free}: nothing in it survives a reboot")),
+        0x794c_7630 => item(
+            name,
+            CheckResult::Fail,
+            format!("'{path}' is on an overlay, on which no other overlay can write: choose another disk"),
+        ),
+        other => item(name, CheckResult::Warn, format!("'{path}' is on a file system not tried before ({other:#x}), {free}")),
+    }
+}
+
+/// Does what the engine does at its start, in a directory of its own.
+fn user_namespace(config: &EngineConfig) -> CheckItem {
+    use crate::helper::handle::Recipe;
+    use crate::helper::message::Hello;
+    let name = "user namespaces";
+    let Some(existing) = config.data_dir.ancestors().find(|path| path.is_dir()) else {
+        return item(name, CheckResult::Fail, "there is no directory to try overlays in");
+    };
+    let dir = existing.join(format!(".osb-check-{}", std::process::id()));
+    if let Err(error) = std::fs::create_dir(&dir) {
+        return item(name, CheckResult::Fail, format!("'{}' cannot be made: {error}", dir.display()));
+    }
+    let hello = Hello {
+        caps: 0,
+        user_namespace: true,
+        id_base: config.id_base,
+        probe_dir: dir.to_string_lossy().into_owned(),
+    };
+    let recipe = Recipe::new(config.helper.as_deref(), crate::helper::PREPARER_ARG, "osb-preparer");
+    let started = recipe.start(&hello, None);
+    let _ = crate::tree::remove(&dir);
+    match started {
+        Ok((_, ready)) => match ready.no_user_namespace {
+            None => item(name, CheckResult::Ok, "a file written by root of a sandbox keeps its owner on the disk"),
+            Some(reason) => item(
+                name,
+                CheckResult::Warn,
+                format!("id-mapped overlays do not work ({reason}): root inside will be root outside"),
+            ),
+        },
+        Err(error) => item(name, CheckResult::Fail, format!("overlays do not work: {error}")),
+    }
+}

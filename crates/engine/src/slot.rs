@@ -1,0 +1,343 @@
+//! Slots: what a sandbox needs beside its files, kept from one sandbox to the next, and a slot made ready for one.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+
+use osb_protocol::ids::SandboxId;
+
+use crate::base::Base;
+use crate::cgroup::{CgroupSet, Cgroups};
+use crate::config::Limits;
+use crate::helper::handle::{Helper, Recipe};
+use crate::helper::message::{Hello, Prepare, Prepared, RootSpec};
+use crate::helper::preparer::IDS;
+use crate::image::Image;
+use crate::net::{NetError, NetSlot, Network};
+
+/// Files of a sandbox beside its layers.
+pub(crate) const ENDED_FILE: &str = "ended";
+pub(crate) const LOG_FILE: &str = "log";
+/// Directory of all sandboxes, below the data directory.
+pub(crate) const SANDBOXES: &str = "sandboxes";
+
+/// Network, groups and ids of one sandbox at a time.
+#[derive(Debug)]
+pub(crate) struct Slot {
+    pub(crate) index: u32,
+    pub(crate) net: NetSlot,
+    pub(crate) user_namespace: Option<OwnedFd>,
+    pub(crate) cgroups: CgroupSet,
+    /// False for slots of an earlier life of the engine, which may have been made with other settings.
+    pub(crate) reusable: bool,
+}
+
+/// A slot with everything but the request.
+#[derive(Debug)]
+pub(crate) struct Ready {
+    pub(crate) slot: Slot,
+    pub(crate) id: SandboxId,
+    pub(crate) image: Arc<Image>,
+    /// Detached overlays, as many as the image has roots.
+    pub(crate) overlays: Vec<OwnedFd>,
+    pub(crate) listener: UnixListener,
+    pub(crate) ended: File,
+    pub(crate) log: File,
+}
+
+/// Makes slots and makes them ready. All calls block.
+#[derive(Debug)]
+pub(crate) struct Maker {
+    /// Taken out when the engine stops.
+    network: RwLock<Option<Network>>,
+    pub(crate) cgroups: Cgroups,
+    pub(crate) base: Arc<Base>,
+    pub(crate) data_dir: PathBuf,
+    pub(crate) run_dir: PathBuf,
+    pub(crate) default_limits: Limits,
+    pub(crate) id_base: u32,
+    pub(crate) recipe: Recipe,
+    pub(crate) hello: Hello,
+    preparer: Mutex<Option<Helper>>,
+}
+
+/// Everything that [`Maker`] is made of.
+pub(crate) struct MakerParts {
+    pub(crate) network: Network,
+    pub(crate) cgroups: Cgroups,
+    pub(crate) base: Arc<Base>,
+    pub(crate) data_dir: PathBuf,
+    pub(crate) run_dir: PathBuf,
+    pub(crate) default_limits: Limits,
+    pub(crate) id_base: u32,
+    pub(crate) recipe: Recipe,
+    pub(crate) hello: Hello,
+    pub(crate) preparer: Helper,
+}
+
+impl Maker {
+    pub(crate) fn new(parts: MakerParts) -> Self {
+        let MakerParts { network, cgroups, base, data_dir, run_dir, default_limits, id_base, recipe, hello, preparer } =
+            parts;
+        let (network, preparer) = (RwLock::new(Some(network)), Mutex::new(Some(preparer)));
+        Self { network, cgroups, base, data_dir, run_dir, default_limits, id_base, recipe, hello, preparer }
+    }
+
+    /// Does something with the network.
+    pub(crate) fn network<T>(&self, action: impl FnOnce(&Network) -> Result<T, NetError>) -> io::Result<T> {
+        let network = self.network.read().unwrap_or_else(PoisonError::into_inner);
+        let network = network.as_ref().ok_or_else(|| io::Error::other("the engine has been shut down"))?;
+        action(network).map_err(io::Error::other)
+    }
+
+    /// Stops the network; what running sandboxes need of it stays.
+    pub(crate) fn stop_network(&self) {
+        let network = self.network.write().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(Err(error)) = network.map(Network::stop) {
+            tracing::warn!(%error, "the network cannot be taken down completely");
+        }
+    }
+
+    /// A new slot. On error nothing of it is left.
+    pub(crate) fn make(&self, index: u32) -> io::Result<Slot> {
+        let net = self.network(|network| network.make(index))?;
+        match self.cgroups.make(index) {
+            Ok(cgroups) => Ok(Slot { index, net, user_namespace: None, cgroups, reusable: true }),
+            Err(error) => {
+                self.remove_cgroups(index);
+                self.remove_net(net);
+                Err(error)
+            }
+        }
+    }
+
+    /// Removes a slot whose processes are gone, or kills what is left of them.
+    pub(crate) fn destroy(&self, slot: Slot) {
+        let Slot { index, net, cgroups, .. } = slot;
+        drop(cgroups);
+        self.remove_cgroups(index);
+        self.remove_net(net);
+    }
+
+    /// Removes many slots in hardly more time than one.
+    pub(crate) fn destroy_all(&self, slots: Vec<Slot>) {
+        let mut nets = Vec::with_capacity(slots.len());
+        for Slot { index, net, cgroups, .. } in slots {
+            drop(cgroups);
+            self.remove_cgroups(index);
+            nets.push(net);
+        }
+        if let Err(error) = self.network(|network| network.destroy_all(nets)) {
+            tracing::warn!(%error, "network slots cannot be removed and are left for the next start");
+        }
+    }
+
+    fn remove_cgroups(&self, index: u32) {
+        if let Err(error) = self.cgroups.remove(index) {
+            tracing::warn!(slot = index, %error, "a cgroup cannot be removed and is left for the next start");
+        }
+    }
+
+    fn remove_net(&self, net: NetSlot) {
+        let index = net.index;
+        if let Err(error) = self.network(|network| network.destroy(net)) {
+            tracing::warn!(slot = index, %error, "a network slot cannot be removed and is left for the next start");
+        }
+    }
+
+    /// Makes the slot of a dead sandbox fit for another; `None` when it had to be destroyed.
+    pub(crate) fn recycle(&self, mut slot: Slot) -> Option<Slot> {
+        if !slot.reusable {
+            self.destroy(slot);
+            return None;
+        }
+        if let Err(error) = self.network(|network| network.recycle(&slot.net)) {
+            tracing::info!(slot = slot.index, %error, "a network slot is not used again");
+            self.destroy(slot);
+            return None;
+        }
+        if !self.cgroups.recycle(slot.index, &mut slot.cgroups) {
+            let made = self.cgroups.remove(slot.index).and_then(|()| self.cgroups.make(slot.index));
+            match made {
+                Ok(cgroups) => slot.cgroups = cgroups,
+                Err(error) => {
+                    tracing::warn!(slot = slot.index, %error, "cgroups cannot be made anew");
+                    self.destroy(slot);
+                    return None;
+                }
+            }
+        }
+        Some(slot)
+    }
+
+    /// Makes a slot ready for a sandbox of `image`. On error the slot is given back unless it is spoilt.
+    pub(crate) fn ready(&self, mut slot: Slot, image: &Arc<Image>) -> Result<Ready, (Option<Slot>, io::Error)> {
+        let id = SandboxId::random();
+        match self.fit(&mut slot, id, image) {
+            Ok((overlays, listener, ended, log)) => {
+                Ok(Ready { slot, id, image: Arc::clone(image), overlays, listener, ended, log })
+            }
+            Err(error) => {
+                let _ = crate::tree::remove(&self.dir(id));
+                let _ = std::fs::remove_file(self.socket(slot.index));
+                Err((Some(slot), error))
+            }
+        }
+    }
+
+    fn fit(
+        &self,
+        slot: &mut Slot,
+        id: SandboxId,
+        image: &Image,
+    ) -> io::Result<(Vec<OwnedFd>, UnixListener, File, File)> {
+        self.cgroups.limit(slot.index, &mut slot.cgroups, self.default_limits)?;
+        let overlays = self.overlays(slot, id, image)?;
+        let listener = self.listen(slot.index)?;
+        let dir = self.dir(id);
+        let ended = private(&dir.join(ENDED_FILE))?;
+        let log = private(&dir.join(LOG_FILE))?;
+        Ok((overlays, listener, ended, log))
+    }
+
+    fn overlays(&self, slot: &mut Slot, id: SandboxId, image: &Image) -> io::Result<Vec<OwnedFd>> {
+        let roots = image
+            .roots
+            .iter()
+            .map(|root| {
+                let base = (root.mountpoint == "/").then_some(&self.base.layer);
+                RootSpec {
+                    mountpoint: root.mountpoint.clone(),
+                    lowers: base.into_iter().chain(&root.lowers).map(|path| text(path)).collect(),
+                }
+            })
+            .collect();
+        let files = vec![
+            ("etc/hostname".to_owned(), hostname_file(id)),
+            ("etc/hosts".to_owned(), hosts_file(id)),
+            ("etc/resolv.conf".to_owned(), self.network(|network| Ok(network.resolv_conf()))?),
+        ];
+        let request = Prepare { slot: slot.index, dir: text(&self.dir(id)), roots, files };
+        let (answer, mut fds) = self.ask(&request, slot)?;
+        if let Some(error) = answer.error {
+            let kind = if answer.full { io::ErrorKind::StorageFull } else { io::ErrorKind::Other };
+            return Err(io::Error::new(kind, error));
+        }
+        if answer.new_namespace && !fds.is_empty() {
+            slot.user_namespace = Some(fds.remove(0));
+        }
+        if fds.len() == image.roots.len() {
+            Ok(fds)
+        } else {
+            Err(io::Error::other("the preparer sent another number of overlays than the image has"))
+        }
+    }
+
+    /// Asks the preparer; starts a new one when it is gone, and asks that one once.
+    fn ask(&self, request: &Prepare, slot: &Slot) -> io::Result<(Prepared, Vec<OwnedFd>)> {
+        let namespace: Vec<_> = slot.user_namespace.iter().map(AsFd::as_fd).collect();
+        let mut preparer = self.preparer.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut attempts = 0;
+        loop {
+            attempts += 1;
+            let helper = match preparer.as_mut() {
+                Some(helper) => helper,
+                None => preparer.insert(self.recipe.start(&self.hello, None)?.0),
+            };
+            let answer = helper.send(request, &namespace).and_then(|()| helper.receive());
+            match answer {
+                Ok(answer) => return Ok(answer),
+                Err(error) => {
+                    *preparer = None;
+                    if attempts == 2 {
+                        return Err(error);
+                    }
+                    tracing::warn!(%error, "the preparer is gone and is replaced");
+                    crate::tree::remove(Path::new(&request.dir))?;
+                }
+            }
+        }
+    }
+
+    /// Process id of the preparer, for tests and diagnostics.
+    pub(crate) fn preparer_pid(&self) -> Option<u32> {
+        self.preparer.lock().unwrap_or_else(PoisonError::into_inner).as_ref().map(Helper::pid)
+    }
+
+    /// Ends the preparer.
+    pub(crate) fn close(&self) {
+        *self.preparer.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+
+    fn listen(&self, index: u32) -> io::Result<UnixListener> {
+        let path = self.socket(index);
+        match std::fs::remove_file(&path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        UnixListener::bind(path)
+    }
+
+    /// Undoes [`Maker::ready`] for a sandbox that was not started, keeping the slot.
+    pub(crate) fn unready(&self, ready: Ready) -> Slot {
+        let Ready { slot, id, .. } = ready;
+        let _ = std::fs::remove_file(self.socket(slot.index));
+        if let Err(error) = crate::tree::remove(&self.dir(id)) {
+            tracing::warn!(%id, %error, "a sandbox's directory cannot be removed");
+        }
+        slot
+    }
+
+    /// Gives a prepared sandbox another id than the one it was prepared with.
+    pub(crate) fn rename(&self, ready: &mut Ready, id: SandboxId) -> io::Result<()> {
+        let dir = self.dir(id);
+        if dir.exists() {
+            return Err(io::ErrorKind::AlreadyExists.into());
+        }
+        std::fs::rename(self.dir(ready.id), &dir)?;
+        ready.id = id;
+        // Nobody has looked at the overlay yet, so what is changed below it is what it will show.
+        for (name, text) in [("hostname", hostname_file(id)), ("hosts", hosts_file(id))] {
+            let path = dir.join("0/u/etc").join(name);
+            if path.exists() {
+                std::fs::write(path, text)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Directory of a sandbox.
+    pub(crate) fn dir(&self, id: SandboxId) -> PathBuf {
+        self.data_dir.join(SANDBOXES).join(id.to_string())
+    }
+
+    /// Socket of the daemon of a slot. Short whatever the data directory is called: the kernel takes 107 bytes.
+    pub(crate) fn socket(&self, index: u32) -> PathBuf {
+        self.run_dir.join(format!("{index}.sock"))
+    }
+
+    /// Host id of root inside.
+    pub(crate) fn root_id(&self, slot: &Slot) -> u32 {
+        if slot.user_namespace.is_some() { self.id_base + slot.index * IDS } else { 0 }
+    }
+}
+
+fn hostname_file(id: SandboxId) -> String {
+    format!("{}\n", id.short())
+}
+
+fn hosts_file(id: SandboxId) -> String {
+    format!("127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n127.0.1.1\t{}\n", id.short())
+}
+
+fn private(path: &Path) -> io::Result<File> {
+    OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(path)
+}
+
+fn text(path: &Path) -> String {
+    path.to_string_lossy().into_owned()
+}
