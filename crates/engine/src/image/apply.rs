@@ -23,6 +23,8 @@ use std::rc::Rc;
 pub(super) struct Applied {
     /// Bytes of file content.
     pub(super) bytes: u64,
+    /// Whether anything in it hides something of lower layers.
+    pub(super) hides: bool,
     /// Things left out, for people to read.
     pub(super) warnings: Vec<String>,
 }
@@ -232,7 +234,8 @@ impl Applier<'_> {
         Ok(fd)
     }
 
-    fn make_opaque(&self, directory: &OwnedFd, path: &EntryPath) -> Result<()> {
+    fn make_opaque(&mut self, directory: &OwnedFd, path: &EntryPath) -> Result<()> {
+        self.applied.hides = true;
         tree::set_opaque(directory).map_err(|errno| self.failed("set trusted.overlay.opaque on", path, errno))
     }
 
@@ -391,6 +394,7 @@ impl Applier<'_> {
         let path = parent.join(hidden);
         match kind_at(&directory, hidden).map_err(|errno| self.failed("examine", &path, errno))? {
             None => {
+                self.applied.hides = true;
                 tree::make_whiteout(&directory, hidden).map_err(|errno| self.failed("create", &path, errno))
             }
             Some(found) if found.kind == FileType::Directory => {

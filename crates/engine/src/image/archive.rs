@@ -105,7 +105,12 @@ impl Blobs {
     }
 
     /// An archive, compressed or not. What cannot be read by position is first written out below `temporary`.
-    pub(super) fn archive(path: &Path, temporary: &Path, limits: &Limits) -> Result<Self> {
+    pub(super) fn archive(
+        path: &Path,
+        temporary: &Path,
+        limits: &Limits,
+        progress: &(dyn Fn(u64) + Sync),
+    ) -> Result<Self> {
         let failed = |error| Error::io("read", path, error);
         let mut file = File::open(path).map_err(|error| Error::io("open", path, error))?;
         let kind = file.metadata().map_err(failed)?.file_type();
@@ -120,7 +125,11 @@ impl Blobs {
         let mut start = [0; 8];
         let count = all.peek(&mut start).map_err(failed)?;
         if Compression::detect(&start[..count], &what)? != Compression::None {
-            let mut stream = LayerStream::open(all, &what, limits, &|_| Ok(()))?;
+            let progress = |count| {
+                progress(count);
+                Ok(())
+            };
+            let mut stream = LayerStream::open(all, &what, limits, &progress)?;
             let unpacked = spool(&mut stream, path, temporary, limits)?;
             all = Section::whole(unpacked).map_err(failed)?;
         }

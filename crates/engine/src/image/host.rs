@@ -220,7 +220,6 @@ pub(super) fn prepare(machine: &Path, skeletons: &Path, work: &Path) -> Result<I
     roots.extend(own.map(|name| Root { mountpoint: format!("/{name}"), lowers: vec![machine.join(name)] }));
     let config = Config {
         env: vec![("PATH".into(), PATH.into())],
-        workdir: Some("/root".into()),
         cmd: vec![shell(machine).into()],
         os: "linux".into(),
         architecture: architecture().into(),

@@ -39,10 +39,12 @@ pub(super) struct ImageRecord {
     pub(super) manifests: BTreeSet<String>,
 }
 
-#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
 pub(super) struct LayerRecord {
     /// Bytes of file content that are its own; none for a merge.
     pub(super) bytes: u64,
+    /// Whether it holds whiteouts or opaque directories.
+    pub(super) hides: bool,
 }
 
 /// Tells two versions of the file apart without reading it.

@@ -22,7 +22,8 @@ pub struct Loaded {
     pub warnings: Vec<String>,
 }
 
-/// How far a load is.
+/// How far a load is. An archive that is compressed as a whole is unpacked in a step of its own, with no layers to
+/// count; then all starts at zero again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Progress {
     /// Stored bytes read so far.
@@ -67,7 +68,13 @@ impl ImageStore {
         let path = &std::fs::canonicalize(path).map_err(|error| Error::io("open", path, error))?;
         let load = Load { store: self, workspace: &workspace, progress };
         if !metadata.is_dir() {
-            let blobs = Blobs::archive(path, workspace.path(), self.limits())?;
+            let size = metadata.len();
+            let read = AtomicU64::new(0);
+            let spooled = |count| {
+                let bytes = read.fetch_add(count, Ordering::Relaxed) + count;
+                progress(Progress { bytes, total_bytes: size, layers: 0, total_layers: 0 });
+            };
+            let blobs = Blobs::archive(path, workspace.path(), self.limits(), &spooled)?;
             if manifest::is_image(&blobs) {
                 return load.image(&blobs, reference);
             }
@@ -122,7 +129,7 @@ impl Load<'_> {
             Some(wanted) => plans.iter_mut().for_each(|plan| plan.names = vec![wanted.clone()]),
             // An image without a name may stand beside named ones.
             None if plans.iter().any(|plan| !plan.names.is_empty()) => {
-                plans.retain(|plan| !plan.names.is_empty())
+                plans.retain(|plan| !plan.names.is_empty());
             }
             None => {}
         }
@@ -156,7 +163,7 @@ impl Load<'_> {
         let stream = LayerStream::open(archive, &what, self.store.limits(), &progress)?;
         let (applied, stream) = apply::apply(stream, &directory, &what, self.store.limits())?;
         let digest = stream.finish(None, None)?;
-        self.commit_root(&directory, name, digest, applied.bytes, applied.warnings)
+        self.commit_root(&directory, name, digest, record(&applied), applied.warnings)
     }
 
     fn directory(&self, path: &Path, reference: Option<Reference>) -> Result<Loaded> {
@@ -169,7 +176,8 @@ impl Load<'_> {
         let directory = self.workspace.path().join("root");
         create(&directory)?;
         let copied = copy::copy(path, &directory, self.store.root(), self.store.limits(), &progress)?;
-        self.commit_root(&directory, name, copied.digest, copied.bytes, copied.warnings)
+        let record = LayerRecord { bytes: copied.bytes, hides: false };
+        self.commit_root(&directory, name, copied.digest, record, copied.warnings)
     }
 
     /// Makes an image of one unpacked tree that came without a configuration.
@@ -178,7 +186,7 @@ impl Load<'_> {
         directory: &Path,
         name: Reference,
         digest: String,
-        bytes: u64,
+        record: LayerRecord,
         warnings: Vec<String>,
     ) -> Result<Loaded> {
         let holds = |name: &str| directory.join(name).symlink_metadata().is_ok();
@@ -206,7 +214,7 @@ impl Load<'_> {
             layers: vec![PlannedLayer { part: String::new(), blob: None, diff_id: digest }],
             names: vec![name],
         };
-        self.commit(vec![plan], Fresh::from([(layer, LayerRecord { bytes })]), warnings)
+        self.commit(vec![plan], Fresh::from([(layer, record)]), warnings)
     }
 
     /// Unpacks the layers that the store lacks, several at a time.
@@ -243,7 +251,7 @@ impl Load<'_> {
                 match shared.layer(name, layer, section.clone()) {
                     Ok(applied) => {
                         let (fresh, warnings, _) = &mut *lock();
-                        fresh.insert((*name).to_owned(), LayerRecord { bytes: applied.bytes });
+                        fresh.insert((*name).to_owned(), record(&applied));
                         warnings.extend(applied.warnings);
                     }
                     Err(error) => {
@@ -329,23 +337,25 @@ impl Load<'_> {
         }
     }
 
-    /// Layers to mount, the highest first. The lowest stays by itself, as several images often share it.
+    /// Layers to mount, the highest first: those of the image, or one merge of them all.
     fn lowers(&self, layers: &[String], fresh: &mut Fresh) -> Result<Vec<String>> {
-        if layers.len() <= MOST_LOWERS {
+        let known = self.store.current()?;
+        let hides = |layer: &String| {
+            fresh.get(layer).or_else(|| known.index.layers.get(layer)).is_some_and(|record| record.hides)
+        };
+        if layers.len() <= MOST_LOWERS && !layers.iter().any(hides) {
             return Ok(layers.iter().rev().cloned().collect());
         }
-        let (base, above) = (&layers[0], &layers[1..]);
-        let key = format!("merge 1\n{}", above.join("\n"));
+        let key = format!("merge 1\n{}", layers.join("\n"));
         let merged = layer_name(&digest_of(key.as_bytes())).to_owned();
         if !fresh.contains_key(&merged) && !self.store.layer_path(&merged).exists() {
             let target = self.workspace.path().join(&merged);
             create(&target)?;
-            let sources: Vec<_> = above.iter().map(|layer| self.place(layer, fresh)).collect();
-            let sources: Vec<_> = sources.iter().map(PathBuf::as_path).collect();
+            let sources: Vec<_> = layers.iter().map(|layer| self.place(layer, fresh)).collect();
             merge::merge(&sources, &target)?;
-            fresh.insert(merged.clone(), LayerRecord { bytes: 0 });
+            fresh.insert(merged.clone(), LayerRecord::default());
         }
-        Ok(vec![merged, base.clone()])
+        Ok(vec![merged])
     }
 
     fn empty_layer(&self, fresh: &mut Fresh) -> Result<String> {
@@ -353,7 +363,7 @@ impl Load<'_> {
             let path = self.workspace.path().join(EMPTY);
             create(&path)?;
             apply::apply(&[][..], &path, "the empty layer", self.store.limits())?;
-            fresh.insert(EMPTY.into(), LayerRecord { bytes: 0 });
+            fresh.insert(EMPTY.into(), LayerRecord::default());
         }
         Ok(EMPTY.into())
     }
@@ -412,6 +422,10 @@ fn distinct(layers: &[PlannedLayer]) -> Vec<String> {
         .collect();
     names.reverse();
     names
+}
+
+fn record(applied: &apply::Applied) -> LayerRecord {
+    LayerRecord { bytes: applied.bytes, hides: applied.hides }
 }
 
 /// Directory name of a layer.

@@ -332,8 +332,9 @@ impl ImageStore {
 
     /// Removes a name, and with its last name the image. An id removes all names of its image.
     ///
-    /// Layers go when no image needs them and `in_use`, asked with a layer's directory, says that no sandbox does. A
-    /// process that does not know the sandboxes answers `true`; the one that does calls [`ImageStore::collect`].
+    /// Layers go when no image needs them and `in_use`, asked with a layer's directory, says that no sandbox does, nor
+    /// one that is being made of an image resolved earlier. A process that does not know the sandboxes answers `true`;
+    /// the one that does calls [`ImageStore::collect`].
     ///
     /// # Errors
     /// [`Error::NotFound`], [`Error::Reserved`] for the built-in image, and failures of the file system.

@@ -5,6 +5,7 @@
 
 use super::error::{Error, Result};
 use super::limits::Limits;
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::io::{self, Read};
 use tar::{EntryType, Header};
@@ -104,7 +105,8 @@ impl<'a, R: Source> TarReader<'a, R> {
                 return Ok(None);
             };
             let kind = header.entry_type();
-            let size = header.entry_size().map_err(|error| self.malformed(error.to_string()))?;
+            let size = or_zero(&header.as_old().size, header.entry_size())
+                .map_err(|error| self.malformed(error.to_string()))?;
             match kind {
                 EntryType::XHeader => parse_records(&self.metadata(size)?, &mut local)
                     .map_err(|reason| self.malformed(reason))?,
@@ -196,6 +198,7 @@ impl<'a, R: Source> TarReader<'a, R> {
         long_path: Option<Vec<u8>>,
         long_link: Option<Vec<u8>>,
     ) -> Result<Entry> {
+        let old = header.as_old();
         // An empty value takes a global record back.
         let record =
             |key: &[u8]| local.get(key).or_else(|| self.global.get(key)).filter(|value| !value.is_empty());
@@ -210,7 +213,7 @@ impl<'a, R: Source> TarReader<'a, R> {
         let link = record(b"linkpath")
             .cloned()
             .or(long_link)
-            .unwrap_or_else(|| header.link_name_bytes().map(|name| name.into_owned()).unwrap_or_default());
+            .unwrap_or_else(|| header.link_name_bytes().map(Cow::into_owned).unwrap_or_default());
         let size = number(b"size", Ok(size))?;
         let id = |value: u64| {
             u32::try_from(value)
@@ -218,8 +221,8 @@ impl<'a, R: Source> TarReader<'a, R> {
                 .filter(|id| *id != u32::MAX)
                 .ok_or_else(|| Error::entry(self.what, &path, "its owner is no valid user or group number"))
         };
-        let uid = id(number(b"uid", header.uid())?)?;
-        let gid = id(number(b"gid", header.gid())?)?;
+        let uid = id(number(b"uid", or_zero(&old.uid, header.uid()))?)?;
+        let gid = id(number(b"gid", or_zero(&old.gid, header.gid()))?)?;
         let mtime = match record(b"mtime") {
             Some(text) => parse_time(text).ok_or_else(|| self.malformed("a PAX time is none"))?,
             // Times before 1970 come as negative base-256 numbers that read as huge ones.
@@ -229,7 +232,13 @@ impl<'a, R: Source> TarReader<'a, R> {
             return Err(sparse(&path));
         }
         let kind = match header.entry_type() {
-            EntryType::Regular | EntryType::Continuous if path.ends_with(b"/") => Kind::Directory,
+            // Writers before POSIX had no other way to tell a directory.
+            EntryType::Regular | EntryType::Continuous if path.ends_with(b"/") && size == 0 => {
+                Kind::Directory
+            }
+            EntryType::Regular | EntryType::Continuous if path.ends_with(b"/") => {
+                return Err(Error::entry(self.what, &path, "it is a directory with content"));
+            }
             EntryType::Regular | EntryType::Continuous => Kind::File,
             EntryType::Link => Kind::HardLink,
             EntryType::Symlink => Kind::Symlink,
@@ -250,7 +259,8 @@ impl<'a, R: Source> TarReader<'a, R> {
             .iter()
             .filter_map(|(key, value)| Some((key.strip_prefix(b"SCHILY.xattr.")?.to_vec(), value.clone())))
             .collect();
-        let mode = header.mode().map_err(|error| self.malformed(error.to_string()))? & 0o7777;
+        let mode =
+            or_zero(&old.mode, header.mode()).map_err(|error| self.malformed(error.to_string()))? & 0o7777;
         // Only files have content; some writers repeat the size of a hard link's target.
         let size = if kind == Kind::File { size } else { 0 };
         let entry = Entry { path, link, kind, mode, uid, gid, mtime, size, xattrs };
@@ -273,6 +283,11 @@ impl<R: Read> Read for TarReader<'_, R> {
         self.position += count as u64;
         Ok(count)
     }
+}
+
+/// Some writers leave number fields empty for zero.
+fn or_zero<T: Default>(field: &[u8], number: io::Result<T>) -> io::Result<T> {
+    if field.iter().all(|byte| matches!(byte, 0 | b' ')) { Ok(T::default()) } else { number }
 }
 
 fn sparse(path: &[u8]) -> Error {
