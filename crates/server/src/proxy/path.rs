@@ -47,8 +47,9 @@ pub(super) fn matches_host<'a>(host: &'a str, suffix: &str) -> Option<Matched<'a
     };
     let label_length = name.len().checked_sub(suffix.len())?;
     let (label, domain) = name.split_at_checked(label_length)?;
-    let (port, id) = label.strip_suffix('.')?.split_once('-')?;
-    if !domain.eq_ignore_ascii_case(suffix) || port.is_empty() || id.is_empty() || id.contains('.') {
+    let label = label.strip_suffix('.')?;
+    let (port, id) = label.split_once('-')?;
+    if !domain.eq_ignore_ascii_case(suffix) || port.is_empty() || id.is_empty() || label.contains('.') {
         return None;
     }
     Some(Matched { id, port, prefix: "", rest_start: 0 })

@@ -230,7 +230,7 @@ async fn an_early_answer_ends_an_upload() {
     let server = Server::start().await;
     server
         .backend(8000, |mut stream| async move {
-            stream.read(&mut [0; 16]).await.unwrap();
+            stream.read_exact(&mut [0; 16]).await.unwrap();
             let refusal = b"HTTP/1.1 413 Content Too Large\r\nContent-Length: 3\r\n\r\nbig";
             stream.write_all(refusal).await.unwrap();
             // Keeps the connection without reading on.

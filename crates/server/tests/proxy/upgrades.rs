@@ -23,6 +23,7 @@ fn unlimited() -> WebSocketConfig {
 }
 
 /// Echoes messages; its first tells what the handshake looked like.
+#[expect(clippy::result_large_err, reason = "the signature is the library's")]
 async fn echo(stream: TcpStream) {
     let mut seen = String::new();
     let look = |request: &Request, mut response: Response| {
