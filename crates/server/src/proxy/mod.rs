@@ -20,7 +20,7 @@ use std::time::Duration;
 use axum::body::Body;
 use axum::extract::ConnectInfo;
 use axum::response::IntoResponse;
-use http::header::{ALLOW, HOST, UPGRADE};
+use http::header::{ALLOW, CONTENT_LENGTH, HOST, UPGRADE};
 use http::{Extensions, HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Uri, Version};
 use hyper::body::Incoming;
 use hyper::upgrade::OnUpgrade;
@@ -272,6 +272,7 @@ impl Proxy {
         let Way { id, port, uri, prefix } = way;
         let target = if port == EXECD_PORT { Target::Execd } else { Target::Port(port) };
         let wants_trailers = headers::wants_trailers(request.headers());
+        let is_head = request.method() == Method::HEAD;
         let request = self.prepare(request, uri, port, &prefix, wish)?;
 
         let exchanged = self.exchange(id, target, port, request).await;
@@ -296,6 +297,12 @@ impl Proxy {
         parts.version = Version::HTTP_11;
         headers::prepare_response(&mut parts.headers, &prefix, wants_trailers);
         let body = self.relay(incoming, upstream, Key::new(id, target)).await;
+        let body = if is_head && !parts.headers.contains_key(CONTENT_LENGTH) {
+            // An empty body would show as a length of zero, which is not what GET would say.
+            Body::from_stream(futures_util::stream::empty::<Result<bytes::Bytes, std::convert::Infallible>>())
+        } else {
+            body
+        };
         Ok(Response::from_parts(parts, body))
     }
 

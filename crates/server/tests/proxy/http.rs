@@ -143,6 +143,21 @@ async fn head_passes_with_its_length_and_other_methods_are_refused() {
 }
 
 #[tokio::test]
+async fn answers_without_a_body_get_no_length_made_up() {
+    let server = Server::start().await;
+    let chunked = "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n";
+    for (port, method, answer) in [
+        (1, "HEAD", chunked),
+        (2, "GET", "HTTP/1.1 304 Not Modified\r\n\r\n"),
+        (3, "GET", "HTTP/1.1 204 X\r\n\r\n"),
+    ] {
+        server.scripted(port, answer).await;
+        let answer = server.send(method, port, "/", "", "").await;
+        assert_eq!((answer.header("content-length"), answer.raw_body.len()), (None, 0), "{method} {port}");
+    }
+}
+
+#[tokio::test]
 async fn expect_continue_is_answered_once_the_backend_is_there() {
     let server = Server::start().await;
     server.reflecting(8000).await;

@@ -92,6 +92,33 @@ async fn an_aborted_request_closes_its_backend_at_once() {
 }
 
 #[tokio::test]
+async fn a_client_that_sent_more_and_left_is_noticed_when_the_backend_writes() {
+    let server = Server::start().await;
+    let living = Living::default();
+    let inner = living.clone();
+    server
+        .backend(8000, move |mut stream| {
+            let life = inner.enter();
+            async move {
+                read_request(&mut stream, &mut Vec::new()).await;
+                stream.write_all(SSE.as_bytes()).await.unwrap();
+                // A heartbeat, as the daemon sends them.
+                while stream.write_all(b"2\r\n\n\n\r\n").await.is_ok() {
+                    tokio::time::sleep(Duration::from_millis(20)).await;
+                }
+                drop(life);
+            }
+        })
+        .await;
+    let mut client = server.connect().await;
+    let request = format!("GET {} HTTP/1.1\r\nHost: h\r\n\r\n", server.base(8000));
+    client.write_all(format!("{request}{request}").as_bytes()).await.unwrap();
+    read_until(&mut client, "\r\n\r\n").await;
+    drop(client);
+    eventually("the backend is left", || living.count() == 0).await;
+}
+
+#[tokio::test]
 async fn endless_events_arrive_one_by_one_and_without_end() {
     // Every wait is longer than what is allowed before the head.
     let server = Server::with(Options { answer: Duration::from_millis(100), ..Options::default() }).await;
