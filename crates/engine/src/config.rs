@@ -1,5 +1,6 @@
 //! Settings of the engine.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use crate::caps::DEFAULT_DROP;
@@ -59,6 +60,8 @@ pub struct EngineConfig {
     pub spawners: usize,
     /// Prepared sandboxes of the image used most.
     pub ready_slots: usize,
+    /// Other names of stored images, alias to name.
+    pub image_aliases: BTreeMap<String, String>,
     /// Limits where a request names none.
     pub default_limits: Limits,
     /// Most sandboxes at a time.
@@ -91,6 +94,7 @@ impl EngineConfig {
             helper: None,
             spawners: cores.min(2),
             ready_slots: 128,
+            image_aliases: BTreeMap::new(),
             default_limits: Limits::default(),
             max_sandboxes: 2000,
             id_base: 0x1000_0000,

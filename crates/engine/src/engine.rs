@@ -21,7 +21,7 @@ use crate::helper::handle::Recipe;
 use crate::helper::message::Hello;
 use crate::helper::spawners::Spawners;
 use crate::helper::{PREPARER_ARG, SPAWNER_ARG};
-use crate::image::{Image, ImageStore};
+use crate::image::{self, Image, ImageStore};
 use crate::net::{DnsForwarder, NetConfig, Network};
 use crate::pool::Pool;
 use crate::retire::Retire;
@@ -113,7 +113,8 @@ impl Engine {
         let layout = cgroup::discover().map_err(StartError::io("find cgroups"))?;
         let cgroups = Cgroups::new(layout, &instance).map_err(StartError::io("make cgroups"))?;
         let base = Arc::new(Base::set_up(&data_dir, &config.execd)?);
-        let images = ImageStore::open(&data_dir)
+        let options = image::Options { aliases: config.image_aliases.clone(), ..image::Options::default() };
+        let images = ImageStore::open_with(&data_dir, options)
             .map_err(|error| StartError::Missing(format!("the image store cannot be opened: {error}")))?;
 
         let probe_dir = data_dir.join("probe");
