@@ -51,7 +51,7 @@ impl Streams {
     }
 
     /// A remark for people.
-    pub(crate) async fn note(&mut self, text: &str) {
+    pub async fn note(&mut self, text: &str) {
         // Standard error may be closed; there is no other place to say so.
         let _ = self.err(format!("osb: {text}\n").as_bytes()).await;
     }

@@ -148,6 +148,13 @@ pub fn pieces(pieces: Vec<Bytes>, breaks: bool) -> Response<Body> {
     Response::new(BodyExt::boxed(StreamBody::new(frames.chain(end))))
 }
 
+/// An answer whose body begins with these pieces and never ends.
+#[allow(dead_code, reason = "not every test program has one")]
+pub fn endless(pieces: Vec<Bytes>) -> Response<Body> {
+    let frames = futures_util::stream::iter(pieces.into_iter().map(|piece| Ok(Frame::data(piece))));
+    Response::new(BodyExt::boxed(StreamBody::new(frames.chain(futures_util::stream::pending()))))
+}
+
 /// Endpoint answer for the daemon behind this fake's own proxy path.
 pub fn endpoint(seen: &Seen) -> Response<Body> {
     let host = seen.header("host").unwrap();

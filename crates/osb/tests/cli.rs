@@ -1,0 +1,205 @@
+//! The program as it is called: exit codes, streams, signals. The server is the test's own.
+#![allow(clippy::unwrap_used, clippy::panic, unreachable_pub, missing_docs, dead_code)]
+
+#[path = "../../client/tests/support/mod.rs"]
+mod support;
+
+use std::process::Stdio;
+use std::time::Duration;
+
+use serde_json::json;
+use support::{Fake, endpoint, json, pieces, reply};
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, BufReader};
+use tokio::process::{Child, Command};
+
+fn osb(fake: Option<&Fake>, args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_osb"));
+    command.args(args).env_clear().kill_on_drop(true);
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    if let Some(fake) = fake {
+        command.env("OPEN_SANDBOX_DOMAIN", fake.address.to_string());
+    }
+    command
+}
+
+async fn output(mut command: Command) -> (Option<i32>, String, String) {
+    let output = tokio::time::timeout(Duration::from_secs(20), command.output()).await.unwrap().unwrap();
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+    (output.status.code(), text(output.stdout), text(output.stderr))
+}
+
+fn interrupt(child: &Child, signal: &str) {
+    let pid = child.id().unwrap().to_string();
+    assert!(std::process::Command::new("kill").args([signal, &pid]).status().unwrap().success());
+}
+
+async fn code(mut child: Child) -> i32 {
+    let status = tokio::time::timeout(Duration::from_secs(10), child.wait()).await.unwrap().unwrap();
+    status.code().unwrap()
+}
+
+/// A server whose commands write a line and then run for ever, and whose creates take a while.
+async fn slow(create: Duration) -> Fake {
+    Fake::start(move |_, seen| async move {
+        let line = |event: serde_json::Value| format!("{event}\n\n").into();
+        match seen.method.as_str() {
+            _ if seen.target.contains("/endpoints/") => endpoint(&seen),
+            "POST" if seen.target == "/v1/sandboxes" => {
+                tokio::time::sleep(create).await;
+                let id = json!({"id": "s1", "status": {"state": "Running"}, "entrypoint": [],
+                    "createdAt": "2026-11-30T17:49:18Z"});
+                json(202, id)
+            }
+            "POST" => {
+                let begin = line(json!({"type": "init", "text": "c1", "timestamp": 1}));
+                let out = line(json!({"type": "stdout", "text": "on\n", "timestamp": 1}));
+                support::endless(vec![begin, out])
+            }
+            "DELETE" => reply(204, ""),
+            _ => reply(200, ""),
+        }
+    })
+    .await
+}
+
+#[tokio::test]
+async fn signals_end_the_program_and_delete_its_sandbox() {
+    for (signal, expected) in [("-INT", 130), ("-TERM", 143), ("-HUP", 129)] {
+        let fake = slow(Duration::ZERO).await;
+        let mut child = osb(Some(&fake), &["run", "host", "--", "sleep", "9"]).spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).await.unwrap();
+        assert_eq!(line, "on\n");
+        interrupt(&child, signal);
+        assert_eq!(code(child).await, expected);
+        assert_eq!(fake.calls().last().unwrap(), "DELETE /v1/sandboxes/s1");
+    }
+}
+
+#[tokio::test]
+async fn a_signal_during_the_create_waits_for_its_answer_and_deletes() {
+    let fake = slow(Duration::from_millis(400)).await;
+    let child = osb(Some(&fake), &["run", "host", "--", "sleep", "9"]).spawn().unwrap();
+    while fake.calls().is_empty() {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    interrupt(&child, "-INT");
+    assert_eq!(code(child).await, 130);
+    let calls = fake.calls();
+    assert_eq!(calls.last().unwrap(), "DELETE /v1/sandboxes/s1");
+    assert!(!calls.iter().any(|call| call.ends_with("/command")), "{calls:?}");
+}
+
+#[tokio::test]
+async fn a_signal_to_a_command_in_a_kept_sandbox_ends_that_command_only() {
+    let fake = slow(Duration::ZERO).await;
+    let mut child = osb(Some(&fake), &["command", "run", "s1", "--", "sleep", "9"]).spawn().unwrap();
+    let mut first = [0_u8; 3];
+    child.stdout.as_mut().unwrap().read_exact(&mut first).await.unwrap();
+    interrupt(&child, "-INT");
+    assert_eq!(code(child).await, 130);
+    assert_eq!(fake.calls().last().unwrap(), "DELETE /v1/sandboxes/s1/proxy/44772/command?id=c1");
+}
+
+#[tokio::test]
+async fn local_input_does_not_hold_the_program_up() {
+    let fake = Fake::start(|_, seen| async move {
+        if seen.target.contains("/endpoints/") {
+            return endpoint(&seen);
+        }
+        let lines = [
+            json!({"type": "init", "text": "c1", "timestamp": 1}),
+            json!({"type": "stdout", "text": "hi\n", "timestamp": 1}),
+            json!({"type": "execution_complete", "timestamp": 1}),
+        ];
+        pieces(lines.iter().map(|line| format!("{line}\n\n").into()).collect(), false)
+    })
+    .await;
+    // A pipe that stays open and silent.
+    let mut command = osb(Some(&fake), &["command", "run", "s1", "--", "echo", "hi"]);
+    command.stdin(Stdio::piped());
+    let child = command.spawn().unwrap();
+    let output =
+        tokio::time::timeout(Duration::from_secs(10), child.wait_with_output()).await.unwrap().unwrap();
+    assert_eq!((output.status.code(), &output.stdout[..]), (Some(0), &b"hi\n"[..]));
+}
+
+#[tokio::test]
+async fn exit_codes_of_the_program_itself() {
+    for (args, expected, words) in [
+        (&["--help"][..], 0, "Sandboxes for programs"),
+        (&["--version"], 0, "osb "),
+        (&["server", "--help"], 0, "--purge"),
+        (&["image", "--help"], 0, "load"),
+        (&["nonsense"], 2, "unrecognized subcommand"),
+        (&["--no-color", "image", "list"], 2, "put it first"),
+        (&["sandbox", "list", "--domain", "user@host"], 1, "is not right"),
+        (&["run", "--domain", "127.0.0.1:1", "host", "--", "true"], 125, "cannot reach"),
+        (&["server", "--config", "/nonexistent.toml"], 1, "/nonexistent.toml"),
+        (&["server", "--check", "--purge"], 2, "cannot be used with"),
+        (&["image", "list", "--config", "/nonexistent.toml"], 1, "/nonexistent.toml"),
+    ] {
+        let (code, out, err) = output(osb(None, args)).await;
+        assert_eq!(code, Some(expected), "{args:?}: {out}{err}");
+        assert!(format!("{out}{err}").contains(words), "{args:?}: {out}{err}");
+        assert!(!err.contains("panicked") && !err.contains("backtrace"), "{err}");
+    }
+}
+
+#[tokio::test]
+async fn called_as_opensandbox_server_it_takes_that_command_line() {
+    let dir = tempfile::tempdir().unwrap();
+    let name = dir.path().join("opensandbox-server");
+    std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_osb"), &name).unwrap();
+    for (args, expected, words) in [
+        (&["--config", "/nonexistent.toml", "--reload"][..], 1, "/nonexistent.toml"),
+        (&["init-config", "x", "--example", "docker"], 1, "not in this version"),
+        (&["--help"], 0, "--reload"),
+    ] {
+        let mut command = Command::new(&name);
+        command.args(args).env_clear();
+        let (code, out, err) = output(command).await;
+        assert_eq!(code, Some(expected), "{args:?}: {out}{err}");
+        assert!(format!("{out}{err}").contains(words), "{args:?}: {out}{err}");
+    }
+}
+
+#[tokio::test]
+async fn images_are_loaded_named_and_removed_without_a_server() {
+    if !is_root() {
+        eprintln!("skipped: storing images keeps owners, which needs root");
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let root = dir.path().join("root");
+    std::fs::create_dir_all(root.join("bin")).unwrap();
+    std::fs::write(root.join("bin/tool"), "#!/bin/sh\n").unwrap();
+    let data = dir.path().join("data");
+    let image = |args: &[&str]| {
+        let mut command = osb(None, &["image"]);
+        command.args(args).arg("--data-dir").arg(&data);
+        output(command)
+    };
+    let root = root.to_str().unwrap();
+    let (code, _, err) = image(&["load", root]).await;
+    assert_eq!(code, Some(1), "{err}");
+    let (code, out, err) = image(&["load", root, "--name", "my/tool:1"]).await;
+    assert_eq!(code, Some(0), "{err}");
+    assert!(out.starts_with("NAME") && out.contains("my/tool:1"), "{out}");
+    let (_, out, _) = image(&["list", "-o", "json"]).await;
+    let listed: serde_json::Value = serde_json::from_str(&out).unwrap();
+    assert!(listed.as_array().unwrap().iter().any(|image| image["name"] == "host"), "{out}");
+    let (code, out, _) = image(&["inspect", "my/tool:1"]).await;
+    assert!(code == Some(0) && out.contains("platform"), "{out}");
+    let (code, out, _) = image(&["rm", "my/tool:1"]).await;
+    assert_eq!((code, out.as_str()), (Some(0), "OK: image removed: my/tool:1\n"));
+    let (code, _, err) = image(&["inspect", "my/tool:1"]).await;
+    assert!(code == Some(1) && err.starts_with("error: ") && err.contains("osb image list"), "{err}");
+    let (code, _, err) = image(&["rm", "host"]).await;
+    assert!(code == Some(1) && err.contains("built-in"), "{err}");
+}
+
+fn is_root() -> bool {
+    // The owner of a process's own directory is its effective user.
+    std::os::unix::fs::MetadataExt::uid(&std::fs::metadata("/proc/self").unwrap()) == 0
+}
