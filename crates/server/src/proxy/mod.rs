@@ -7,6 +7,7 @@
 mod headers;
 mod path;
 mod pool;
+mod problem;
 mod tunnel;
 mod upgrade;
 mod upstream;
@@ -27,6 +28,7 @@ use hyper::upgrade::OnUpgrade;
 use osb_protocol::execd::EXECD_PORT;
 use osb_protocol::ids::SandboxId;
 use osb_runtime::{ConnectError, Runtime, Target};
+use tokio::sync::Notify;
 
 pub use self::path::{Matched, matches};
 pub use self::pool::Idle;
@@ -34,12 +36,15 @@ pub use self::pool::Idle;
 use self::headers::{Framing, Origin};
 use self::path::PortError;
 use self::pool::{Key, Pool};
-use self::upgrade::{CloseCode, Handshake, Wish};
+use self::problem::{Broken, Problem, bad_path, malformed, refuse};
+use self::upgrade::Wish;
 use self::upstream::{Failure, Relay, Upstream};
 use crate::error::{ApiError, Issue};
 use crate::sandbox::Record;
 use crate::state::AppState;
 
+/// How long a broken connection waits for news of its sandbox's end.
+const END_PATIENCE: Duration = Duration::from_millis(250);
 const METHODS: [Method; 7] =
     [Method::GET, Method::HEAD, Method::POST, Method::PUT, Method::PATCH, Method::DELETE, Method::OPTIONS];
 const ALLOWED: &str = "GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS";
@@ -121,6 +126,8 @@ pub struct Proxy {
     runtime: Arc<dyn Runtime>,
     pool: Arc<Pool>,
     options: Options,
+    /// Wakes when some sandbox has ended.
+    endings: Notify,
     /// Path of the public address, if there is such an address; without a slash at its end.
     public_path: Option<String>,
 }
@@ -141,20 +148,6 @@ struct Way {
     prefix: String,
 }
 
-/// Why a request got no answer of the backend's.
-enum Problem {
-    /// An error of our own.
-    Error(ApiError),
-    /// The backend did not want a WebSocket.
-    HandshakeRefused(StatusCode),
-}
-
-impl From<ApiError> for Problem {
-    fn from(error: ApiError) -> Self {
-        Self::Error(error)
-    }
-}
-
 impl Proxy {
     /// A proxy into the sandboxes of a runtime.
     #[must_use]
@@ -164,7 +157,13 @@ impl Proxy {
             let start = host_and_path.find('/').unwrap_or(host_and_path.len());
             host_and_path[start..].trim_end_matches('/').to_owned()
         });
-        Self { runtime, pool: Arc::new(Pool::new(options.idle)), options, public_path }
+        Self {
+            runtime,
+            pool: Arc::new(Pool::new(options.idle)),
+            options,
+            endings: Notify::new(),
+            public_path,
+        }
     }
 
     /// Answers a request whose path is one of the proxy's; gives any other back.
@@ -202,9 +201,11 @@ impl Proxy {
         self.answer(sandboxes, Ok(way), request).await
     }
 
-    /// Closes the idle connections of a sandbox that has ended or is about to.
+    /// Closes the idle connections of a sandbox that has ended, and tells those who wait to hear why their own
+    /// broke. To be called after the end can be seen.
     pub fn forget(&self, id: SandboxId) {
         self.pool.forget(id);
+        self.endings.notify_waiters();
     }
 
     /// Number of connections that wait for a next request.
@@ -275,11 +276,10 @@ impl Proxy {
         let is_head = request.method() == Method::HEAD;
         let request = self.prepare(request, uri, port, &prefix, wish)?;
 
-        let exchanged = self.exchange(id, target, port, request).await;
-        let (response, upstream) = exchanged.map_err(|error| match sandboxes.ended(id) {
-            Some(reason) => ApiError::BackendConnection { port, reason },
-            None => error,
-        })?;
+        let (response, upstream) = match self.exchange(id, target, port, request).await {
+            Ok(exchanged) => exchanged,
+            Err(broken) => return Err(self.explain(sandboxes, id, port, broken).await.into()),
+        };
 
         if response.status() == StatusCode::SWITCHING_PROTOCOLS {
             if client.is_none() {
@@ -366,26 +366,47 @@ impl Proxy {
         target: Target,
         port: u16,
         mut request: Request<Body>,
-    ) -> Result<(Response<Incoming>, Upstream), ApiError> {
+    ) -> Result<(Response<Incoming>, Upstream), Broken> {
         if let Some(mut upstream) = self.pool.take(Key::new(id, target)) {
             match upstream.exchange(request, self.options.answer).await {
                 Ok(response) => return Ok((response, upstream)),
                 Err(Failure::Unsent(returned)) => request = *returned,
-                Err(failure) => return Err(failed(failure)),
+                Err(failure) => return Err(failure.into()),
             }
         }
         let connecting = tokio::time::timeout(self.options.connect, self.runtime.connect(id, target));
-        let stream = match connecting.await {
-            Ok(connected) => connected.map_err(|error| ApiError::connect(port, &error))?,
-            Err(_elapsed) => {
-                let error = ConnectError::Io(std::io::ErrorKind::TimedOut.into());
-                return Err(ApiError::connect(port, &error));
+        let connected = connecting.await.unwrap_or_else(|_elapsed| {
+            let error = std::io::Error::from(std::io::ErrorKind::TimedOut);
+            Err(ConnectError::Io(error))
+        });
+        let stream = connected.map_err(|error| Broken::connect(target, port, &error))?;
+        let mut upstream = Upstream::new(stream).await.map_err(Failure::Broken)?;
+        let response = upstream.exchange(request, self.options.answer).await?;
+        Ok((response, upstream))
+    }
+
+    /// Says what happened to a request: that the sandbox has ended, if that is why. A sandbox's connections break
+    /// some moments before the server hears of its end.
+    async fn explain<S: Sandboxes>(
+        &self,
+        sandboxes: &S,
+        id: SandboxId,
+        port: u16,
+        broken: Broken,
+    ) -> ApiError {
+        let known = async {
+            loop {
+                let heard = self.endings.notified();
+                if let Some(reason) = sandboxes.ended(id) {
+                    return reason;
+                }
+                heard.await;
             }
         };
-        let mut upstream = Upstream::new(stream).await.map_err(|error| failed(Failure::Broken(error)))?;
-        match upstream.exchange(request, self.options.answer).await {
-            Ok(response) => Ok((response, upstream)),
-            Err(failure) => Err(failed(failure)),
+        let patience = if broken.perhaps_ended { END_PATIENCE } else { Duration::ZERO };
+        match tokio::time::timeout(patience, known).await {
+            Ok(reason) => ApiError::BackendConnection { port, reason },
+            Err(_elapsed) => broken.error,
         }
     }
 
@@ -403,10 +424,6 @@ impl Proxy {
         .await;
         Body::empty()
     }
-}
-
-fn bad_path() -> ApiError {
-    ApiError::BadRequest("the path behind the port is not a valid one".to_owned())
 }
 
 fn peer(extensions: &Extensions) -> Option<IpAddr> {
@@ -434,64 +451,4 @@ fn switch(
         upgrade::join(client, stream, early, matches!(wish, Wish::WebSocket(_)));
     }
     Ok(Response::from_parts(parts, Body::empty()))
-}
-
-/// What an exchange's failure means to the client.
-fn failed(failure: Failure) -> ApiError {
-    let error = match failure {
-        Failure::Timeout => return ApiError::BackendTimeout,
-        Failure::Unsent(_) => {
-            return ApiError::BackendResponse(
-                "it closed the connection before it took the request".to_owned(),
-            );
-        }
-        Failure::Broken(error) => error,
-    };
-    if error.is_user() {
-        return ApiError::BadRequest("the body of the request broke off".to_owned());
-    }
-    let words = if error.is_parse_too_large() {
-        "the head of its answer is too large"
-    } else if error.is_parse() {
-        "its answer is not HTTP/1"
-    } else {
-        "it closed the connection"
-    };
-    ApiError::BackendResponse(words.to_owned())
-}
-
-fn malformed(status: StatusCode, message: &str) -> Response<Body> {
-    let mut response = ApiError::BadRequest(message.to_owned()).into_response();
-    *response.status_mut() = status;
-    if status == StatusCode::UPGRADE_REQUIRED {
-        let (name, value) = upgrade::VERSION_HEADER;
-        response.headers_mut().insert(name, value);
-        upgrade::ask(response.headers_mut(), HeaderValue::from_static("websocket"));
-    }
-    response
-}
-
-/// Tells a WebSocket client what went wrong.
-fn refuse(client: OnUpgrade, handshake: Handshake, problem: Problem) -> Response<Body> {
-    let (code, reason) = match problem {
-        Problem::HandshakeRefused(status) => {
-            (CloseCode::Policy, format!("the sandbox's port answered {} to the handshake", status.as_u16()))
-        }
-        Problem::Error(error @ ApiError::MissingSecureAccess) => (CloseCode::Policy, error.to_string()),
-        Problem::Error(error) => (CloseCode::Internal, error.to_string()),
-    };
-    upgrade::refuse(client, handshake, code, &reason)
-}
-
-impl IntoResponse for Problem {
-    fn into_response(self) -> Response<Body> {
-        match self {
-            Self::Error(error) => error.into_response(),
-            // Only WebSocket handshakes are refused, and those are answered by a close frame.
-            Self::HandshakeRefused(status) => {
-                ApiError::BackendResponse(format!("it answered {} to a handshake", status.as_u16()))
-                    .into_response()
-            }
-        }
-    }
 }

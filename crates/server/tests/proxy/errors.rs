@@ -54,6 +54,25 @@ async fn an_ended_sandbox_is_named_with_its_reason() {
 }
 
 #[tokio::test]
+async fn an_end_that_is_heard_of_late_is_named_too() {
+    let server = Server::start().await;
+    server
+        .backend(8000, |mut stream| async move {
+            read_request(&mut stream, &mut Vec::new()).await;
+        })
+        .await;
+    let hearing = async {
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        let reason = "the sandbox is Failed (CONTAINER_EXITED_ERROR): exit code 3";
+        *server.fake.ended.lock().unwrap() = Some(reason.to_owned());
+        server.proxy.forget(server.id);
+    };
+    let (answer, ()) = tokio::join!(server.get(8000, "/"), hearing);
+    assert_eq!((answer.status, answer.code().as_str()), (502, "BACKEND_CONNECTION_FAILED"));
+    assert!(answer.text().contains("exit code 3"));
+}
+
+#[tokio::test]
 async fn a_missing_token_is_refused() {
     let server = Server::start().await;
     server.reflecting(8000).await;
