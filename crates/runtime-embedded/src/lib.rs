@@ -1,1 +1,198 @@
-//! Placeholder until the crate's first module lands.
+//! The embedded runtime: [`osb_runtime::Runtime`] over [`osb_engine::Engine`].
+//!
+//! What is decided here: which image a name means, what the environment of a sandbox is, and how the ends that the
+//! engine sees are told. How any of it is done belongs to the engine.
+
+mod ended;
+mod environment;
+
+use std::sync::{Mutex, PoisonError};
+
+use async_trait::async_trait;
+use osb_engine::{CreateParams, Engine, EngineConfig, Event, Record};
+use osb_protocol::ids::SandboxId;
+use osb_protocol::quantity::MemoryBytes;
+use osb_runtime::{
+    Adopted, ConnectError, CreateError, Created, Handle, Limits, Runtime, RuntimeError, RuntimeEvent,
+    SandboxSpec, Stream, Target,
+};
+use tokio::sync::mpsc;
+
+pub use osb_engine::StartError;
+
+/// Sandboxes on this host's kernel.
+#[derive(Debug)]
+pub struct EmbeddedRuntime {
+    engine: Engine,
+    defaults: osb_engine::Limits,
+    events: Mutex<Option<mpsc::UnboundedReceiver<RuntimeEvent>>>,
+}
+
+impl EmbeddedRuntime {
+    /// Starts the engine and prepares sandboxes of the image `host` as soon as the earlier ones are taken back.
+    /// To be called within a tokio runtime; blocks for some tens of milliseconds.
+    ///
+    /// # Errors
+    /// Says what this machine lacks, or that another server uses the data directory.
+    pub fn start(config: EngineConfig) -> Result<Self, StartError> {
+        let defaults = config.default_limits;
+        let engine = Engine::start(config)?;
+        let (sender, receiver) = mpsc::unbounded_channel();
+        if let Some(events) = engine.events() {
+            tokio::spawn(translate(events, sender));
+        }
+        Ok(Self { engine, defaults, events: Mutex::new(Some(receiver)) })
+    }
+
+    /// The engine, for what only it can tell (`osb server --check`, image commands).
+    #[must_use]
+    pub fn engine(&self) -> &Engine {
+        &self.engine
+    }
+
+    fn limits(&self, limits: Limits) -> Result<osb_engine::Limits, CreateError> {
+        if limits.disk.is_some() {
+            return Err(CreateError::InvalidParameter(
+                "resourceLimits.disk is not offered on this machine: its file system has no project quotas; leave the key out"
+                    .to_owned(),
+            ));
+        }
+        Ok(osb_engine::Limits {
+            cpu_nanos: limits.cpu.map_or(self.defaults.cpu_nanos, |cpu| cpu.0),
+            memory_bytes: limits.memory.map_or(self.defaults.memory_bytes, |MemoryBytes(bytes)| bytes),
+            pids: limits.pids.unwrap_or(self.defaults.pids),
+        })
+    }
+}
+
+async fn translate(mut events: mpsc::UnboundedReceiver<Event>, sender: mpsc::UnboundedSender<RuntimeEvent>) {
+    while let Some(event) = events.recv().await {
+        let Event::Ended { id, ended } = event;
+        if sender.send(RuntimeEvent::Ended { id, ended: ended::told(&ended) }).is_err() {
+            return;
+        }
+    }
+}
+
+#[async_trait]
+impl Runtime for EmbeddedRuntime {
+    async fn create(&self, spec: SandboxSpec) -> Result<Created, CreateError> {
+        let limits = self.limits(spec.limits)?;
+        let image = self
+            .engine
+            .images()
+            .resolve(&spec.image)
+            .map_err(|error| CreateError::Failed(format!("the image store cannot be read: {error}")))?
+            .ok_or_else(|| CreateError::ImageNotFound {
+                reference: spec.image.clone(),
+                hint: ": load it with `osb image load PATH --name NAME`, or use the built-in image 'host'"
+                    .to_owned(),
+            })?;
+        let environment = environment::of(&image.config.env, spec.env, spec.line_endings);
+        let created = self
+            .engine
+            .create(CreateParams {
+                id: spec.id,
+                image,
+                entrypoint: spec.entrypoint,
+                env: environment.variables,
+                limits: Some(limits),
+                line_endings: environment.line_endings,
+                access_token: environment.access_token,
+            })
+            .await
+            .map_err(create_error)?;
+        let handle = serde_json::to_value(&created.record)
+            .map_err(|error| CreateError::Failed(format!("the record cannot be written: {error}")));
+        match handle {
+            Ok(handle) => Ok(Created { id: created.id, handle: Handle(handle), stages: created.stages }),
+            Err(error) => {
+                self.engine.delete(created.id);
+                Err(error)
+            }
+        }
+    }
+
+    async fn adopt(
+        &self,
+        known: Vec<(SandboxId, Handle)>,
+    ) -> Result<Vec<(SandboxId, Adopted)>, RuntimeError> {
+        let mut lost = Vec::new();
+        let mut records = Vec::new();
+        for (id, Handle(value)) in known {
+            match serde_json::from_value::<Record>(value) {
+                Ok(record) => records.push((id, record)),
+                Err(error) => {
+                    tracing::warn!(%id, %error, "the stored record cannot be read; the sandbox counts as lost");
+                    lost.push((id, Adopted::Ended(ended::lost())));
+                }
+            }
+        }
+        let found = self.engine.adopt(records).await.map_err(engine_error)?;
+        lost.extend(found.into_iter().map(|(id, found)| {
+            let adopted = match found {
+                osb_engine::Adopted::Running => Adopted::Running,
+                osb_engine::Adopted::Ended(ended) => Adopted::Ended(ended::told(&ended)),
+            };
+            (id, adopted)
+        }));
+        match self.engine.images().resolve(osb_engine::image::HOST) {
+            Ok(Some(host)) => self.engine.expect_image(&host),
+            Ok(None) => {}
+            Err(error) => tracing::warn!(%error, "the image 'host' cannot be prepared"),
+        }
+        Ok(lost)
+    }
+
+    async fn delete(&self, id: SandboxId) -> Result<(), RuntimeError> {
+        self.engine.delete(id);
+        Ok(())
+    }
+
+    async fn settled(&self) {
+        self.engine.settled().await;
+    }
+
+    fn events(&self) -> Option<mpsc::UnboundedReceiver<RuntimeEvent>> {
+        self.events.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+
+    async fn connect(&self, id: SandboxId, target: Target) -> Result<Stream, ConnectError> {
+        let stream = match target {
+            Target::Execd => self.engine.connect_execd(id).await.map(Stream::Unix),
+            Target::Port(port) => self.engine.connect_port(id, port).await.map(Stream::Tcp),
+        };
+        stream.map_err(|error| match error {
+            osb_engine::ConnectError::NotRunning => ConnectError::NotRunning,
+            osb_engine::ConnectError::Io(error) => ConnectError::Io(error),
+        })
+    }
+
+    async fn entrypoint_log(&self, id: SandboxId, max_bytes: usize) -> Result<Vec<u8>, RuntimeError> {
+        self.engine.log(id, max_bytes).map_err(engine_error)
+    }
+
+    async fn shutdown(&self) {
+        self.engine.shutdown().await;
+    }
+}
+
+fn create_error(error: osb_engine::CreateError) -> CreateError {
+    match error {
+        osb_engine::CreateError::Entrypoint { program, reason } => {
+            CreateError::Entrypoint { program, reason }
+        }
+        osb_engine::CreateError::Invalid(message) => CreateError::InvalidParameter(message),
+        osb_engine::CreateError::Exhausted { what, retry_after } => {
+            CreateError::Exhausted { what, retry_after }
+        }
+        osb_engine::CreateError::Failed(message) => CreateError::Failed(message),
+    }
+}
+
+fn engine_error(error: osb_engine::EngineError) -> RuntimeError {
+    match error {
+        osb_engine::EngineError::NotFound => RuntimeError::NotFound,
+        osb_engine::EngineError::Failed(message) => RuntimeError::Failed(message),
+    }
+}
