@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::future::BoxFuture;
 use osb_protocol::lifecycle::SandboxState;
 use osb_protocol::time::WireTime;
 use osb_runtime::Handle;
@@ -104,13 +105,7 @@ impl Store {
             // The log is copied back by a second connection, so that no write waits for the disk.
             .pragma("wal_autocheckpoint", "0")
             .disable_statement_logging();
-        let mut connection = options.connect().await?;
-        sqlx::migrate!("./migrations")
-            .run(&mut connection)
-            .await
-            .map_err(|error| StoreError::Sql(error.to_string()))?;
-        let rows = sqlx::query(LOAD).fetch_all(&mut connection).await?;
-        let sandboxes = rows.iter().map(read_row).collect::<Result<Vec<_>, _>>()?;
+        let (connection, sandboxes) = connect(options.clone()).await?;
         let (writes, queue) = mpsc::unbounded_channel();
         tokio::spawn(write_all(connection, queue, options));
         Ok((Self { writes, _lock: Arc::new(lock) }, sandboxes))
@@ -169,6 +164,25 @@ impl Store {
         self.writes.send(write).map_err(|_| StoreError::Closed)?;
         answer.await.map_err(|_| StoreError::Closed)?
     }
+}
+
+type Sandboxes = Vec<(Origin, Changing)>;
+
+/// Opens the file, brings its schema up to date and reads it. Boxed, so that callers may move between threads: the
+/// compiler cannot prove it through the migrator's own future.
+fn connect(
+    options: SqliteConnectOptions,
+) -> BoxFuture<'static, Result<(SqliteConnection, Sandboxes), StoreError>> {
+    Box::pin(async move {
+        let mut connection = options.connect().await?;
+        sqlx::migrate!("./migrations")
+            .run_direct(None, &mut connection, false)
+            .await
+            .map_err(|error| StoreError::Sql(error.to_string()))?;
+        let rows = sqlx::query(LOAD).fetch_all(&mut connection).await?;
+        let sandboxes = rows.iter().map(read_row).collect::<Result<Vec<_>, _>>()?;
+        Ok((connection, sandboxes))
+    })
 }
 
 /// Makes directory and file for their owner alone, and locks.

@@ -140,7 +140,7 @@ mod tests {
         let (tx, mut rx) = tokio::sync::mpsc::unbounded_channel();
         let runner = {
             let deadlines = Arc::clone(&deadlines);
-            tokio::spawn(async move { deadlines.run(|id| drop(tx.send(id))).await })
+            tokio::spawn(async move { deadlines.run(|id| tx.send(id).unwrap()).await })
         };
         let now = WireTime::now().as_micros();
         let ids: Vec<_> = (0..4).map(|_| SandboxId::random()).collect();

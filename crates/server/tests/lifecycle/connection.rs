@@ -1,0 +1,134 @@
+//! The listener: limits, leaving clients, stopping.
+
+use std::time::Duration;
+
+use osb_server::serve;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::oneshot;
+
+use crate::support::{Fake, config, minimal, with};
+
+struct Running {
+    address: std::net::SocketAddr,
+    fake: std::sync::Arc<Fake>,
+    stop: oneshot::Sender<()>,
+    done: tokio::task::JoinHandle<()>,
+    _dir: tempfile::TempDir,
+}
+
+async fn start(settings: &str) -> Running {
+    let dir = tempfile::tempdir().unwrap();
+    let config = config(dir.path(), settings);
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let fake = Fake::new();
+    let (stop, stopped) = oneshot::channel::<()>();
+    let runtime = fake.clone();
+    let done = tokio::spawn(async move {
+        serve(config, runtime, listener, async { drop(stopped.await) }).await.unwrap();
+    });
+    Running { address, fake, stop, done, _dir: dir }
+}
+
+fn request(body: &serde_json::Value) -> String {
+    let body = body.to_string();
+    format!(
+        "POST /v1/sandboxes HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
+        body.len()
+    )
+}
+
+async fn exchange(stream: &mut TcpStream, text: &str) -> String {
+    stream.write_all(text.as_bytes()).await.unwrap();
+    let mut answer = vec![0; 65536];
+    let n = tokio::time::timeout(Duration::from_secs(5), stream.read(&mut answer)).await.unwrap().unwrap();
+    String::from_utf8_lossy(&answer[..n]).into_owned()
+}
+
+#[tokio::test]
+async fn a_connection_serves_many_requests_with_one_date_each() {
+    let server = start("").await;
+    let mut stream = TcpStream::connect(server.address).await.unwrap();
+    for _ in 0..3 {
+        let answer = exchange(&mut stream, "GET /health HTTP/1.1\r\nhost: x\r\n\r\n").await;
+        assert!(answer.starts_with("HTTP/1.1 200 OK\r\n"), "{answer}");
+        assert_eq!(answer.matches("\r\ndate: ").count(), 1, "{answer}");
+        assert_eq!(answer.matches("\r\nx-request-id: ").count(), 1, "{answer}");
+    }
+    let answer = exchange(&mut stream, &request(&minimal())).await;
+    assert!(answer.starts_with("HTTP/1.1 202 Accepted\r\n"), "{answer}");
+    drop(server.stop);
+    server.done.await.unwrap();
+    assert_eq!(server.fake.live(), 1, "sandboxes go on");
+}
+
+#[tokio::test]
+async fn a_client_that_hangs_up_leaves_no_sandbox() {
+    let server = start("").await;
+    let body = with(serde_json::json!({"image": {"uri": "slow"}}));
+    let mut stream = TcpStream::connect(server.address).await.unwrap();
+    stream.write_all(request(&body).as_bytes()).await.unwrap();
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    drop(stream);
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    server.fake.gate.add_permits(1);
+    for _ in 0..500 {
+        if server.fake.deleted.load(std::sync::atomic::Ordering::SeqCst) == 1 {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    assert_eq!(server.fake.live(), 0);
+    assert_eq!(server.fake.deleted.load(std::sync::atomic::Ordering::SeqCst), 1);
+    drop(server.stop);
+    server.done.await.unwrap();
+}
+
+#[tokio::test]
+async fn too_many_connections_are_told_so() {
+    let server = start("server.limit_concurrency = 2\n").await;
+    let mut first = TcpStream::connect(server.address).await.unwrap();
+    let mut second = TcpStream::connect(server.address).await.unwrap();
+    for stream in [&mut first, &mut second] {
+        exchange(stream, "GET /health HTTP/1.1\r\nhost: x\r\n\r\n").await;
+    }
+    let mut third = TcpStream::connect(server.address).await.unwrap();
+    let mut answer = String::new();
+    third.write_all(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
+    third.read_to_string(&mut answer).await.unwrap();
+    assert!(answer.starts_with("HTTP/1.1 503 "), "{answer}");
+    assert!(answer.contains("retry-after: 1") && answer.contains("\"code\""), "{answer}");
+    drop(first);
+    for _ in 0..200 {
+        let mut fourth = TcpStream::connect(server.address).await.unwrap();
+        if exchange(&mut fourth, "GET /health HTTP/1.1\r\nhost: x\r\n\r\n").await.contains("200 OK") {
+            drop(server.stop);
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    panic!("the place of a connection that ended was not given on");
+}
+
+#[tokio::test]
+async fn a_stopping_server_lets_requests_end() {
+    let server = start("").await;
+    let body = with(serde_json::json!({"image": {"uri": "slow"}}));
+    let mut idle = TcpStream::connect(server.address).await.unwrap();
+    exchange(&mut idle, "GET /health HTTP/1.1\r\nhost: x\r\n\r\n").await;
+    let mut stream = TcpStream::connect(server.address).await.unwrap();
+    stream.write_all(request(&body).as_bytes()).await.unwrap();
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    drop(server.stop);
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    server.fake.gate.add_permits(1);
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await.unwrap();
+    assert!(answer.starts_with("HTTP/1.1 202 "), "{answer}");
+    let mut rest = Vec::new();
+    idle.read_to_end(&mut rest).await.unwrap();
+    server.done.await.unwrap();
+    assert_eq!(server.fake.live(), 1);
+    assert!(TcpStream::connect(server.address).await.is_err());
+}
