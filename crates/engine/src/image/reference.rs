@@ -57,7 +57,7 @@ impl Reference {
             ));
         }
         let host = if host == "index.docker.io" { DEFAULT_HOST } else { host };
-        if !host.bytes().all(|byte| byte.is_ascii_alphanumeric() || b".-:[]_".contains(&byte)) {
+        if !is_host_name(host) {
             return Err(invalid("its registry is not a host name"));
         }
         let repository = if host == DEFAULT_HOST && !repository.contains('/') {
@@ -143,6 +143,26 @@ fn is_host(first: &str) -> bool {
     first == "localhost" || first.contains(['.', ':']) || first.bytes().any(|byte| byte.is_ascii_uppercase())
 }
 
+/// A name or address, with a port behind a colon; IPv6 addresses in brackets.
+fn is_host_name(host: &str) -> bool {
+    let (name, port) = match host.rsplit_once(':') {
+        Some((name, port)) if !port.ends_with(']') => (name, Some(port)),
+        _ => (host, None),
+    };
+    let is_port = |port: &str| port.parse::<u16>().is_ok() && port.bytes().all(|byte| byte.is_ascii_digit());
+    let is_label = |label: &str| {
+        label.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-')
+            && !label.is_empty()
+            && !label.starts_with('-')
+            && !label.ends_with('-')
+    };
+    let is_name = match name.strip_prefix('[').and_then(|name| name.strip_suffix(']')) {
+        Some(address) => address.parse::<std::net::Ipv6Addr>().is_ok(),
+        None => name.split('.').all(is_label),
+    };
+    is_name && port.is_none_or(is_port)
+}
+
 fn is_tag(tag: &str) -> bool {
     let word = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_';
     tag.len() <= 128
@@ -214,6 +234,11 @@ mod tests {
             "a\nb",
             "ex ample.com/a",
             "käse",
+            "-a.b/c",
+            "a.b:x/c",
+            "a:/b",
+            "[::x]/a",
+            "..../a",
         ] {
             assert!(matches!(Reference::parse(name), Err(Error::InvalidName { .. })), "{name:?}");
         }

@@ -4,6 +4,7 @@ use crate::support::*;
 use osb_engine::image::{Error, ImageStore, Limits, Options};
 use proptest::prelude::*;
 use rustix::mount::{MountFlags, UnmountFlags};
+use std::path::Path;
 use tar::EntryType;
 
 fn unsafe_entry(layer: Layer, entry: &str) {
@@ -159,6 +160,13 @@ fn a_full_disk_is_told_and_cleaned_up() {
     let data = dir.path().join("data");
     std::fs::create_dir(&data).unwrap();
     rustix::mount::mount("tmpfs", &data, "tmpfs", MountFlags::empty(), c"size=8m").unwrap();
+    struct Mount<'a>(&'a Path);
+    impl Drop for Mount<'_> {
+        fn drop(&mut self) {
+            rustix::mount::unmount(self.0, UnmountFlags::DETACH).unwrap();
+        }
+    }
+    let _mount = Mount(&data);
     let layers = [Layer::new().raw(EntryType::Regular, "big", "", 0o644, &vec![7; 20 << 20])];
     let path = dir.path().join("archive");
     std::fs::write(&path, archive(&oci(&layers, Some("a:b"), gzip))).unwrap();
@@ -173,7 +181,6 @@ fn a_full_disk_is_told_and_cleaned_up() {
     }
     let free = rustix::fs::statvfs(&data).unwrap();
     assert!(free.f_bavail * free.f_frsize > 7 << 20);
-    rustix::mount::unmount(&data, UnmountFlags::DETACH).unwrap();
 }
 
 fn hostile_path() -> impl Strategy<Value = String> {
