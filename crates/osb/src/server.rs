@@ -10,7 +10,6 @@ use clap::Args;
 use osb_cli::{exit, printable};
 use osb_engine::net::{Cidr, Mode, NetConfig};
 use osb_engine::{CheckResult, DEFAULT_DROP, EngineConfig, ExecdSource, Limits, UserNamespace};
-use osb_runtime::Runtime as _;
 use osb_runtime_embedded::EmbeddedRuntime;
 use osb_server::config::{
     Config, EmbeddedConfig, Env, Loaded, NetworkMode, Source, UserNamespaceMode, env as config_env, load,
