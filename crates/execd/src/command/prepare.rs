@@ -174,7 +174,7 @@ struct Env(BTreeMap<OsString, OsString>);
 
 impl Env {
     fn path(&self) -> &OsStr {
-        self.0.get(OsStr::new("PATH")).map_or(OsStr::new(DEFAULT_PATH), OsString::as_os_str)
+        self.0.get(OsStr::new("PATH")).map_or_else(|| OsStr::new(DEFAULT_PATH), OsString::as_os_str)
     }
 
     /// Adds what a login would, where it is absent.

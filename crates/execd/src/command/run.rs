@@ -217,20 +217,15 @@ impl Run {
             Ok(pidfd) => pidfd,
             Err((pidfd, error)) => return self.lost(&pidfd, &error).await,
         };
-        let endings = self.app.line_endings;
-        let sources = [Source::Stdout, Source::Stderr];
-        let mut outputs = Vec::new();
-        for (fd, source) in started.outputs.into_iter().zip(sources) {
-            match Pipe::new(fd) {
-                Ok(pipe) => {
-                    outputs.push(Output { pipe: Some(pipe), lines: LineSplitter::new(source, endings) })
-                }
-                Err(error) => return self.lost(pidfd.get_ref(), &error).await,
-            }
-        }
-        let [mut out, mut err] = match <[Output; 2]>::try_from(outputs) {
-            Ok(outputs) => outputs,
-            Err(_) => return self.lost(pidfd.get_ref(), &io::ErrorKind::NotFound.into()).await,
+        let mut fds = started.outputs.into_iter();
+        let mut output = |source| {
+            let pipe = Pipe::new(fds.next().ok_or(io::ErrorKind::NotFound)?)?;
+            Ok(Output { pipe: Some(pipe), lines: LineSplitter::new(source, self.app.line_endings) })
+        };
+        let both = output(Source::Stdout).and_then(|out| Ok((out, output(Source::Stderr)?)));
+        let (mut out, mut err) = match both {
+            Ok(both) => both,
+            Err(error) => return self.lost(pidfd.get_ref(), &error).await,
         };
         let mut timer = Timer::new(self.began, self.timeout);
         let mut ping = self.began + PING;
@@ -251,8 +246,13 @@ impl Run {
             }
         };
         timer.finish().await;
+        // The end is a fact now, however long the client takes to read what came before it.
+        let failure = self.record(exit, started.oom_kills, timer.killed);
         self.drain(&mut out, &mut err).await;
-        self.end(exit, started.oom_kills, timer.killed);
+        match failure {
+            None => self.writer.push(|out| event::push_complete(out, self.began.elapsed())),
+            Some(traceback) => self.fail(exit.code().to_string(), traceback),
+        }
         for output in [out, err] {
             if let Some(pipe) = output.pipe {
                 tokio::spawn(pipe.discard());
@@ -295,8 +295,8 @@ impl Run {
         }
     }
 
-    /// Tells the outcome: first the registry, then the client.
-    fn end(&self, exit: Exit, oom_kills: Option<u64>, timed_out: bool) {
+    /// Makes the end known to whoever asks, and gives what there is to say when it was none of success.
+    fn record(&self, exit: Exit, oom_kills: Option<u64>, timed_out: bool) -> Option<Vec<String>> {
         let mut traceback = vec![exit.words()];
         if timed_out {
             let millis = self.timeout.unwrap_or_default().as_millis();
@@ -312,14 +312,10 @@ impl Run {
                     .to_owned(),
             );
         }
-        let succeeded = exit == Exit::Code(0);
-        let error = (!succeeded).then(|| traceback.join("; "));
+        let failure = Some(traceback).filter(|_| exit != Exit::Code(0));
+        let error = failure.as_ref().map(|traceback| traceback.join("; "));
         self.app.commands.ended(&self.command, exit.code(), error);
-        if succeeded {
-            self.writer.push(|out| event::push_complete(out, self.began.elapsed()));
-        } else {
-            self.fail(exit.code().to_string(), traceback);
-        }
+        failure
     }
 
     fn fail(&self, evalue: String, traceback: Vec<String>) {
@@ -363,7 +359,7 @@ impl Run {
         let _ = tokio::time::timeout(QUIET, &mut collector).await;
         let (silent, _) = feed::feed();
         let run = Self { app, command, writer: silent, began, timeout };
-        run.end(exit, started.oom_kills, timer.killed);
+        run.record(exit, started.oom_kills, timer.killed);
     }
 }
 

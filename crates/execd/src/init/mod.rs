@@ -10,7 +10,7 @@ mod log_file;
 
 use std::fs::File;
 use std::io::{self, Write as _};
-use std::os::fd::{AsRawFd as _, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::net::UnixListener;
 use std::time::{Duration, Instant};
 
@@ -163,7 +163,7 @@ impl Init {
                 self.signal_all(libc::SIGKILL);
             }
             let mut private = vec![self.signals.as_raw_fd(), self.ended.as_raw_fd(), self.log.as_raw_fd()];
-            private.extend(self.output.as_ref().map(|output| output.as_raw_fd()));
+            private.extend(self.output.as_ref().map(AsRawFd::as_raw_fd));
             self.daemon.start_if_due(&private);
         }
     }

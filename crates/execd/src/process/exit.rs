@@ -108,10 +108,8 @@ fn wait(pidfd: &impl AsFd, options: i32) -> io::Result<Option<Exit>> {
         }
         // SAFETY: `waitid` succeeded, so the fields of SIGCHLD are set; they stay zero when nobody has ended.
         let (pid, status) = unsafe { (info.si_pid(), info.si_status()) };
-        return Ok((pid != 0).then(|| match info.si_code {
-            libc::CLD_EXITED => Exit::Code(status),
-            _ => Exit::Signal(status),
-        }));
+        let exit = if info.si_code == libc::CLD_EXITED { Exit::Code(status) } else { Exit::Signal(status) };
+        return Ok(Some(exit).filter(|_| pid != 0));
     }
 }
 

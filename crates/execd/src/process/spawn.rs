@@ -8,11 +8,15 @@ use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::OnceLock;
+use std::time::Duration;
 
 use crate::accounts::Identity;
 
 /// Soft and hard limit of open files for what users run.
 const OPEN_FILES: (u64, u64) = (65_536, 1_048_576);
+/// How often and how long to wait for a program that was just written.
+const BUSY_RETRIES: usize = 20;
+const BUSY_PAUSE: Duration = Duration::from_millis(1);
 /// Stack of the child until its exec. Only the touched pages cost memory.
 const STACK: usize = 64 << 10;
 
@@ -103,6 +107,18 @@ struct Plan<'a> {
 /// # Errors
 /// The program cannot be started; nothing is left behind.
 pub fn spawn(program: &Program, stdio: Stdio<'_>, cgroup: &[RawFd]) -> Result<Spawned, SpawnError> {
+    for _ in 0..BUSY_RETRIES {
+        match spawn_once(program, stdio, cgroup) {
+            // A child of another thread holds the file open for writing until its own exec, a matter of
+            // microseconds; nothing tells when that is over.
+            Err(error) if error.errno == libc::ETXTBSY => std::thread::sleep(BUSY_PAUSE),
+            result => return result,
+        }
+    }
+    spawn_once(program, stdio, cgroup)
+}
+
+fn spawn_once(program: &Program, stdio: Stdio<'_>, cgroup: &[RawFd]) -> Result<Spawned, SpawnError> {
     let facts = facts();
     let argv = pointers(&program.argv);
     let env = pointers(&program.env);
@@ -279,23 +295,23 @@ struct Facts {
 impl Facts {
     /// Whether becoming that identity would change nothing.
     fn runs_as(&self, identity: &Identity) -> bool {
-        self.uid == identity.uid && self.gid == identity.gid && {
-            let mut groups = identity.groups.clone();
-            groups.sort_unstable();
-            groups.dedup();
-            groups == self.groups
-        }
+        self.uid == identity.uid
+            && self.gid == identity.gid
+            && other_groups(&identity.groups, self.gid) == other_groups(&self.groups, self.gid)
     }
+}
+
+/// Groups beside the primary one, which counts as a member whether the list names it or not.
+fn other_groups(groups: &[u32], primary: u32) -> std::collections::BTreeSet<u32> {
+    groups.iter().copied().filter(|&group| group != primary).collect()
 }
 
 fn facts() -> &'static Facts {
     static FACTS: OnceLock<Facts> = OnceLock::new();
     FACTS.get_or_init(|| {
-        let mut groups: Vec<u32> = rustix::process::getgroups()
+        let groups = rustix::process::getgroups()
             .map(|groups| groups.into_iter().map(rustix::process::Gid::as_raw).collect())
             .unwrap_or_default();
-        groups.sort_unstable();
-        groups.dedup();
         Facts {
             open_files: raise_open_files(),
             ignored: ignored_signals(),

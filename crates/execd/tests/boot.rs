@@ -1,0 +1,336 @@
+//! As PID 1 of a PID namespace with a boot document, the way the engine starts it.
+
+#![allow(clippy::unwrap_used, clippy::panic, clippy::print_stderr)]
+
+mod common;
+
+use std::fs::File;
+use std::io::{BufRead as _, BufReader, Seek as _, Write as _};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::process::CommandExt as _;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use common::{Client, Run, eventually, open_on, run_on};
+use osb_protocol::boot::{Boot, BootFds, Ended, LineEndings, Started, UsageFds};
+use serde_json::json;
+
+struct Sandbox {
+    /// `unshare`, which leaves with the status of init.
+    child: Child,
+    dir: tempfile::TempDir,
+    started: Started,
+}
+
+/// Runs `test` only where PID namespaces can be made.
+fn as_root(test: impl FnOnce()) {
+    if rustix::process::geteuid().is_root() { test() } else { eprintln!("skipped: needs root") }
+}
+
+fn boot(entrypoint: &[&str]) -> Sandbox {
+    boot_with(entrypoint, |_| {})
+}
+
+fn boot_with(entrypoint: &[&str], change: impl FnOnce(&mut Boot)) -> Sandbox {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name);
+    let listener = UnixListener::bind(path("socket")).unwrap();
+    let (started_read, started) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).unwrap();
+    let ended = File::create(path("ended")).unwrap();
+    let log = File::create_new(path("log")).unwrap();
+    let cgroup = File::create(path("cgroup")).unwrap();
+    std::fs::write(path("oom"), "low 0\noom_kill 2\n").unwrap();
+    let oom = File::open(path("oom")).unwrap();
+    let mut boot = Boot {
+        sandbox_id: "00000000-0000-4000-8000-000000000000".to_owned(),
+        entrypoint: entrypoint.iter().map(|&arg| arg.to_owned()).collect(),
+        env: vec![
+            ("PATH".to_owned(), "/usr/bin:/bin".to_owned()),
+            ("EXECD_ACCESS_TOKEN".to_owned(), "s3cret".to_owned()),
+            ("JUPYTER_TOKEN".to_owned(), "notebook".to_owned()),
+        ],
+        cwd: None,
+        user: None,
+        line_endings: LineEndings::Keep,
+        access_token: None,
+        listen_tcp: false,
+        memory_limit_bytes: None,
+        cpu_limit_millis: None,
+        fds: BootFds {
+            listen: listener.as_raw_fd(),
+            started: started.as_raw_fd(),
+            ended: ended.as_raw_fd(),
+            log: log.as_raw_fd(),
+            work_cgroup: vec![cgroup.as_raw_fd()],
+            usage: UsageFds { oom_events: Some(oom.as_raw_fd()), ..UsageFds::default() },
+        },
+    };
+    change(&mut boot);
+    let mut document = tempfile::tempfile().unwrap();
+    document.write_all(&serde_json::to_vec(&boot).unwrap()).unwrap();
+    let inherited: Vec<OwnedFd> =
+        vec![listener.into(), started, ended.into(), log.into(), cgroup.into(), oom.into()];
+    let numbers: Vec<i32> = inherited.iter().map(AsRawFd::as_raw_fd).chain([document.as_raw_fd()]).collect();
+    let mut command = Command::new("unshare");
+    command
+        .args(["--fork", "--pid", "--mount-proc", "--kill-child", env!("CARGO_BIN_EXE_execd"), "--boot-fd"])
+        .arg(document.as_raw_fd().to_string())
+        .stdin(Stdio::null())
+        .stdout(Stdio::null());
+    // SAFETY: only `fcntl` is called in the child, on descriptors that live until after the spawn.
+    unsafe {
+        command.pre_exec(move || {
+            for &number in &numbers {
+                libc::fcntl(number, libc::F_SETFD, 0);
+            }
+            Ok(())
+        });
+    }
+    let child = command.spawn().unwrap();
+    drop(inherited);
+    let mut line = String::new();
+    BufReader::new(File::from(started_read)).read_line(&mut line).unwrap();
+    let started = serde_json::from_str(&line).unwrap_or_else(|error| panic!("{line:?}: {error}"));
+    Sandbox { child, dir, started }
+}
+
+impl Sandbox {
+    fn connect(&self) -> Client {
+        Client::connect(self.dir.path().join("socket"))
+    }
+
+    fn run(&self, command: &str) -> Run {
+        run_on(self.connect(), json!({ "command": command }))
+    }
+
+    fn wait(&mut self) -> (ExitStatus, Ended) {
+        let status = self.child.wait().unwrap();
+        let line = std::fs::read_to_string(self.dir.path().join("ended")).unwrap();
+        assert_eq!(line.lines().count(), 1, "{line:?}");
+        (status, serde_json::from_str(&line).unwrap())
+    }
+
+    fn log(&self) -> String {
+        std::fs::read_to_string(self.dir.path().join("log")).unwrap()
+    }
+
+    fn children_of(pid: u32) -> Vec<u32> {
+        let children =
+            std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
+        children.split_whitespace().map(|pid| pid.parse().unwrap()).collect()
+    }
+
+    fn init(&self) -> u32 {
+        Self::children_of(self.child.id())[0]
+    }
+
+    fn daemon(&self) -> Option<u32> {
+        Self::children_of(self.init()).into_iter().find(|pid| {
+            std::fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name == "execd\n")
+        })
+    }
+
+    fn signal_init(&self, signal: i32) {
+        kill(self.init(), signal);
+    }
+}
+
+fn kill(pid: u32, signal: i32) {
+    // SAFETY: a process of this test's own sandbox.
+    unsafe { libc::kill(pid.cast_signed(), signal) };
+}
+
+impl Drop for Sandbox {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[test]
+fn the_entrypoints_end_is_the_sandboxes_end() {
+    as_root(|| {
+        let script =
+            "echo out; echo err >&2; echo [$EXECD_ACCESS_TOKEN$JUPYTER_TOKEN] $HOME $USER; pwd; cat; exit 7";
+        let mut sandbox = boot(&["sh", "-c", script]);
+        assert!(matches!(sandbox.started, Started::Running { pid } if pid > 1));
+        let (status, ended) = sandbox.wait();
+        assert_eq!(status.code(), Some(7));
+        assert_eq!(ended, Ended { exit_code: 7, signal: None, oom_kills: Some(2) });
+        assert_eq!(sandbox.log(), "out\nerr\n[notebook] /root root\n/\n");
+    });
+}
+
+#[test]
+fn a_killed_entrypoint_is_told_from_one_that_failed() {
+    as_root(|| {
+        let mut sandbox = boot(&["sh", "-c", "kill -9 $$"]);
+        let (status, ended) = sandbox.wait();
+        assert_eq!(status.code(), Some(137));
+        assert_eq!((ended.exit_code, ended.signal), (137, Some(9)));
+    });
+}
+
+#[test]
+fn an_entrypoint_that_cannot_be_executed_is_named() {
+    as_root(|| {
+        for (entrypoint, errno, code) in [
+            (&["/no/such/program"][..], Some(libc::ENOENT), 127),
+            (&["no-such-name"], Some(libc::ENOENT), 127),
+            (&["/etc/passwd"], Some(libc::EACCES), 126),
+        ] {
+            let mut sandbox = boot(entrypoint);
+            let Started::Failed { errno: told, message } = &sandbox.started else { panic!("started") };
+            assert_eq!(*told, errno);
+            assert!(message.contains(entrypoint[0]), "{message}");
+            assert_eq!(sandbox.child.wait().unwrap().code(), Some(code));
+        }
+        let sandbox = boot_with(&["true"], |boot| boot.user = Some("nobody-here".to_owned()));
+        assert!(
+            matches!(&sandbox.started, Started::Failed { message, .. } if message.contains("nobody-here"))
+        );
+    });
+}
+
+#[test]
+fn signals_reach_the_entrypoint() {
+    as_root(|| {
+        let script = "trap 'echo one' USR1; trap 'echo bye; exit 3' TERM; echo ready; \
+                      while :; do sleep 1000 & wait $!; done";
+        let mut sandbox = boot(&["sh", "-c", script]);
+        eventually("the trap", || sandbox.log().contains("ready"));
+        sandbox.signal_init(libc::SIGUSR1);
+        eventually("the first signal", || sandbox.log().contains("one"));
+        let began = Instant::now();
+        sandbox.signal_init(libc::SIGTERM);
+        let (status, ended) = sandbox.wait();
+        assert!(began.elapsed() < Duration::from_secs(3));
+        assert_eq!((status.code(), ended.exit_code), (Some(3), 3));
+        assert_eq!(sandbox.log(), "ready\none\nbye\n");
+    });
+}
+
+#[test]
+fn what_ignores_a_stop_is_killed() {
+    as_root(|| {
+        let mut sandbox = boot(&["sh", "-c", "trap '' TERM; echo ready; while :; do sleep 1000; done"]);
+        eventually("the trap", || sandbox.log().contains("ready"));
+        let began = Instant::now();
+        sandbox.signal_init(libc::SIGTERM);
+        let (status, ended) = sandbox.wait();
+        assert!((9..13).contains(&began.elapsed().as_secs()), "{:?}", began.elapsed());
+        assert_eq!((status.code(), ended.signal), (Some(137), Some(9)));
+    });
+}
+
+#[test]
+fn commands_run_in_the_sandbox_and_hold_none_of_its_descriptors() {
+    as_root(|| {
+        let sandbox = boot(&["sleep", "1000"]);
+        let run = sandbox.run(
+            "echo [$EXECD_ACCESS_TOKEN$JUPYTER_TOKEN] $HOME; ls /proc/self/fd | wc -l; cat /proc/1/comm",
+        );
+        assert_eq!(run.check().stdout(), "[] /root\n4\nexecd\n");
+        let cgroup = std::fs::read_to_string(sandbox.dir.path().join("cgroup")).unwrap();
+        assert_eq!(cgroup, "00", "entrypoint and command have moved themselves");
+        // Inert from inside.
+        assert_eq!(sandbox.run("kill -9 1; sleep 0.1; echo on").stdout(), "on\n");
+    });
+}
+
+#[test]
+fn a_daemon_that_dies_is_started_again() {
+    as_root(|| {
+        let mut sandbox = boot(&["sh", "-c", "echo alive; exec sleep 1000"]);
+        let mut stream = open_on(sandbox.connect(), json!({ "command": "exec sleep 1000" }));
+        stream.id();
+        for _ in 0..3 {
+            let old = sandbox.daemon().unwrap();
+            kill(old, libc::SIGKILL);
+            eventually("another daemon", || sandbox.daemon().is_some_and(|pid| pid != old));
+            assert_eq!(sandbox.run("echo again").check().stdout(), "again\n");
+        }
+        assert!(sandbox.child.try_wait().unwrap().is_none());
+        assert_eq!(sandbox.log(), "alive\n");
+    });
+}
+
+#[test]
+fn the_log_keeps_the_newest_mebibyte() {
+    as_root(|| {
+        let mut sandbox = boot(&["sh", "-c", "seq 1 1000000; echo last"]);
+        sandbox.wait();
+        let log = sandbox.log();
+        assert!(log.len() <= 1 << 20 && log.len() >= 1 << 19, "{}", log.len());
+        assert!(log.ends_with("999999\n1000000\nlast\n"));
+    });
+}
+
+#[test]
+fn orphans_are_reaped() {
+    as_root(|| {
+        let sandbox = boot(&["sleep", "1000"]);
+        sandbox.run("for i in $(seq 500); do (sleep 0.01 &) ; done");
+        let run = "grep -c '^State:.Z' /proc/[0-9]*/status | grep -v ':0' | wc -l";
+        eventually("no zombies", || sandbox.run(run).stdout() == "0\n");
+    });
+}
+
+#[test]
+fn the_images_user_and_directory_are_used() {
+    as_root(|| {
+        let cwd = format!("/tmp/boot-test-{}/made", std::process::id());
+        let cleanup = cwd.clone();
+        let sandbox = boot_with(&["sh", "-c", "id -u; id -G; pwd; exec sleep 1000"], |boot| {
+            boot.user = Some("65534:65534".to_owned());
+            boot.cwd = Some(cwd.clone());
+        });
+        eventually("the log", || sandbox.log().lines().count() == 3);
+        assert_eq!(sandbox.log(), format!("65534\n65534\n{cleanup}\n"));
+        assert_eq!(sandbox.run("id -u; pwd").stdout(), format!("65534\n{cleanup}\n"));
+        let root = run_on(sandbox.connect(), json!({ "command": "id -u", "uid": 0 }));
+        assert_eq!(root.stdout(), "0\n");
+        std::fs::remove_dir_all(std::path::Path::new(&cleanup).parent().unwrap()).unwrap();
+    });
+}
+
+#[test]
+fn an_out_of_memory_kill_is_told() {
+    as_root(|| {
+        let sandbox = boot(&["sleep", "1000"]);
+        let oom = sandbox.dir.path().join("oom");
+        let mut stream =
+            open_on(sandbox.connect(), json!({ "command": "echo ready; kill -STOP $$; kill -9 $$" }));
+        let id = stream.id();
+        stream.until("stdout");
+        let mut file = File::options().write(true).open(oom).unwrap();
+        file.rewind().unwrap();
+        file.write_all(b"low 0\noom_kill 3\n").unwrap();
+        sandbox.run("pkill -CONT -f 'kill -STOP'");
+        let last = stream.rest().pop().unwrap();
+        assert_eq!(last["error"]["evalue"], "137");
+        assert!(last["error"]["traceback"][1].as_str().unwrap().contains("out of memory"), "{id} {last}");
+    });
+}
+
+#[test]
+fn idle_processes_wake_for_nothing() {
+    as_root(|| {
+        let sandbox = boot(&["sleep", "1000"]);
+        // The daemon has not been talked to: no runtime, one thread.
+        let daemon = sandbox.daemon().unwrap();
+        assert_eq!(std::fs::read_dir(format!("/proc/{daemon}/task")).unwrap().count(), 1);
+        let switches = |pid: u32| {
+            let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+            let line = status.lines().find(|line| line.starts_with("voluntary_ctxt")).unwrap().to_owned();
+            line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap()
+        };
+        sandbox.run("true");
+        UnixStream::connect(sandbox.dir.path().join("socket")).unwrap();
+        std::thread::sleep(Duration::from_secs(3));
+        let before = (switches(sandbox.init()), switches(daemon));
+        std::thread::sleep(Duration::from_secs(1));
+        assert_eq!((switches(sandbox.init()), switches(daemon)), before);
+    });
+}
