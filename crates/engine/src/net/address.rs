@@ -238,7 +238,11 @@ mod tests {
             let name = plan.slot_interface(index);
             assert!(name.len() <= 15, "{name}");
             assert_eq!(slot_index("0123abcd", &name), Some(index));
-            assert_eq!(slot_index("0123ab", &name), None, "an id that begins another is not confused with it");
+            assert_eq!(
+                slot_index("0123ab", &name),
+                None,
+                "an id that begins another is not confused with it"
+            );
         }
         assert_eq!(slot_index("0123abcd", "osb0123abcd"), None);
         assert!(plan.address(plan.slots()).is_err());

@@ -1,6 +1,5 @@
 //! Whether this host can give sandboxes a network, for people.
 
-
 use super::filter::Filter;
 
 use super::{Mode, NetConfig, Network};

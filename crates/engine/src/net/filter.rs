@@ -7,7 +7,7 @@ use nlink::netlink::{Netfilter, Nftables, netfilter::ConntrackFilter};
 
 use super::address::{Plan, TABLE_PREFIX, table};
 use super::error::NetError;
-use super::foreign;
+use super::foreign::{self, Settled};
 use super::rules::{FAMILY, Policies, Ruleset};
 
 /// What another instance's table says about the host, or ours from an earlier life.
@@ -53,11 +53,11 @@ impl Filter {
         Ok(found)
     }
 
-    /// Puts our table into force, in place of the one that is there if any. Gives its number of rules.
-    pub(super) fn install(&self, policies: &Policies) -> Result<usize, NetError> {
+    /// Puts our table into force, in place of the one that is there if any. Gives what [`Filter::fingerprint`] says then.
+    pub(super) fn install(&self, policies: &Policies) -> Result<Vec<u64>, NetError> {
         const ACTION: &str = "install the packet filter of sandboxes";
         let ruleset = Ruleset::new(policies).map_err(NetError::filter(ACTION))?;
-        let (rules, name) = (ruleset.rules(), policies.plan.table());
+        let name = policies.plan.table();
         let staged = self.nftables.run(move |connection| {
             Box::pin(async move {
                 let tables = connection.list_tables_in(FAMILY).await?;
@@ -66,16 +66,18 @@ impl Filter {
             })
         });
         staged.map_err(NetError::filter(ACTION))?;
-        Ok(rules)
+        self.fingerprint(&policies.plan)
     }
 
-    /// Is our table as it was installed?
-    pub(super) fn intact(&self, plan: &Plan, rules: usize) -> bool {
-        self.nftables.list_rules(&plan.table(), FAMILY).is_ok_and(|found| found.len() == rules)
+    /// The numbers of our table's rules, which the kernel never gives twice: any change to them shows.
+    pub(super) fn fingerprint(&self, plan: &Plan) -> Result<Vec<u64>, NetError> {
+        let rules = self.nftables.list_rules(&plan.table(), FAMILY);
+        let rules = rules.map_err(NetError::filter("read the packet filter of sandboxes"))?;
+        Ok(rules.into_iter().map(|rule| rule.handle).collect())
     }
 
-    /// Lets our interfaces through chains of others that drop. Gives the chains.
-    pub(super) fn settle_foreign(&self, plan: &Plan) -> Result<Vec<String>, NetError> {
+    /// Lets our interfaces through chains of others that drop.
+    pub(super) fn settle_foreign(&self, plan: &Plan) -> Result<Settled, NetError> {
         let plan = plan.clone();
         let settled = self.nftables.run(move |c| Box::pin(async move { foreign::settle(c, &plan).await }));
         settled.map_err(NetError::filter("let sandboxes through another tool's packet filter"))

@@ -20,23 +20,27 @@ const NEWRULE: u8 = 6;
 const HOOK_INPUT: u32 = 1;
 const HOOK_FORWARD: u32 = 2;
 
+/// Where sandboxes are let through, and where not.
+#[derive(Debug, Default, Clone, PartialEq, Eq)]
+pub(super) struct Settled {
+    /// Chains that carry our rules.
+    pub(super) carrying: Vec<String>,
+    /// Chains that refuse them, and why: some tools keep their table to themselves.
+    pub(super) refusing: Vec<(String, String)>,
+}
+
 /// Puts our rules where they are needed and takes them from where they no longer are. Changes nothing when all is
-/// in place. Gives the chains that carry our rules.
-pub(super) async fn settle(connection: &Connection<Nftables>, plan: &Plan) -> nlink::Result<Vec<String>> {
+/// in place.
+pub(super) async fn settle(connection: &Connection<Nftables>, plan: &Plan) -> nlink::Result<Settled> {
     let mark = plan.table();
-    let mut transaction = connection.transaction();
-    let (mut changed, mut carrying) = (false, Vec::new());
+    let mut settled = Settled::default();
     for (chain, rules) in hooked_chains(connection).await? {
         let wanted = if drops(&chain, &rules) { accepts(plan, chain.hook) } else { Vec::new() };
         let ours: Vec<&RuleInfo> =
             rules.iter().filter(|rule| rule.comment_text.as_deref() == Some(mark.as_str())).collect();
-        if !wanted.is_empty() {
-            carrying.push(format!("{} {} {}", chain.family, chain.table, chain.name));
-        }
-        if ours.len() == wanted.len() {
-            continue;
-        }
-        changed = true;
+        let needed = !wanted.is_empty();
+        let mut transaction = connection.transaction();
+        let complete = ours.len() == wanted.len();
         for rule in ours {
             transaction = transaction.del_rule(&chain.table, &chain.name, chain.family, rule.handle);
         }
@@ -44,31 +48,43 @@ pub(super) async fn settle(connection: &Connection<Nftables>, plan: &Plan) -> nl
         for accept in wanted {
             transaction = transaction.raw(accept.message(&chain, &mark, after));
         }
+        let changed = if complete { Ok(()) } else { transaction.commit(connection).await };
+        let name = name(&chain);
+        match changed {
+            Ok(()) if needed => settled.carrying.push(name),
+            Ok(()) => {}
+            Err(error) => settled.refusing.push((name, error.to_string())),
+        }
     }
-    if changed {
-        transaction.commit(connection).await?;
-    }
-    Ok(carrying)
+    Ok(settled)
+}
+
+fn name(chain: &ChainInfo) -> String {
+    format!("{} {} {}", chain.family, chain.table, chain.name)
 }
 
 /// Takes back every rule that carries `mark`.
 pub(super) async fn withdraw(connection: &Connection<Nftables>, mark: &str) -> nlink::Result<()> {
-    let mut transaction = connection.transaction();
-    let mut changed = false;
     for (chain, rules) in hooked_chains(connection).await? {
-        for rule in rules.iter().filter(|rule| rule.comment_text.as_deref() == Some(mark)) {
-            transaction = transaction.del_rule(&chain.table, &chain.name, chain.family, rule.handle);
-            changed = true;
+        let ours: Vec<&RuleInfo> =
+            rules.iter().filter(|rule| rule.comment_text.as_deref() == Some(mark)).collect();
+        if ours.is_empty() {
+            continue;
         }
+        let mut transaction = connection.transaction();
+        for rule in ours {
+            transaction = transaction.del_rule(&chain.table, &chain.name, chain.family, rule.handle);
+        }
+        transaction.commit(connection).await?;
     }
-    if changed { transaction.commit(connection).await } else { Ok(()) }
+    Ok(())
 }
 
 /// Chains of others that would drop traffic of sandboxes, for reports.
 pub(super) async fn barriers(connection: &Connection<Nftables>) -> nlink::Result<Vec<String>> {
     let chains = hooked_chains(connection).await?;
     let dropping = chains.into_iter().filter(|(chain, rules)| drops(chain, rules));
-    Ok(dropping.map(|(chain, _)| format!("{} {} {}", chain.family, chain.table, chain.name)).collect())
+    Ok(dropping.map(|(chain, _)| name(&chain)).collect())
 }
 
 /// Base chains of others on the way of IPv4 packets through and into the host, each with its rules.

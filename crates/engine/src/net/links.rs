@@ -3,6 +3,7 @@
 use std::io;
 use std::net::Ipv4Addr;
 use std::os::fd::{AsRawFd, BorrowedFd};
+use std::time::Duration;
 
 use nlink::netlink::{AttrIter, MessageBuilder};
 
@@ -23,6 +24,7 @@ const GETSTATS: u16 = 94;
 
 const IFLA_ADDRESS: u16 = 1;
 const IFLA_IFNAME: u16 = 3;
+const IFLA_OPERSTATE: u16 = 16;
 const IFLA_LINKINFO: u16 = 18;
 const IFLA_GROUP: u16 = 27;
 const IFLA_NET_NS_FD: u16 = 28;
@@ -72,6 +74,12 @@ impl Links {
     /// For the calling thread's namespace.
     pub(super) fn open() -> io::Result<Self> {
         Socket::open(ROUTE).map(Self)
+    }
+
+    /// The same, also told of changes of interfaces, for [`Links::wait_for_slot_end`].
+    pub(super) fn open_told() -> io::Result<Self> {
+        const LINK_GROUP: u32 = 1;
+        Socket::subscribed(ROUTE, LINK_GROUP).map(Self)
     }
 
     /// Makes the interface that holds the gateway address, and the route that keeps the rest of the pool here.
@@ -139,6 +147,29 @@ impl Links {
             neighbour(index, gateway, HOST_MAC),
             route(index, None, Some(gateway)),
         ])
+    }
+
+    /// Waits until the slot's end can send, when the host's end is up. The kernel sees to that behind the scenes (newer
+    /// ones at the latest when asked), and what a sandbox sent before would be lost and cost it a second.
+    pub(super) fn wait_for_slot_end(&mut self) -> io::Result<()> {
+        const OPERATIONAL: u8 = 6;
+        self.0.limit_waiting(Duration::from_secs(1))?;
+        let mut buffer = Vec::new();
+        loop {
+            let mut message = link(GETLINK, REQUEST, 0, 0, 0);
+            message.append_attr_str(IFLA_IFNAME, INSIDE);
+            let state = self
+                .0
+                .query(message, |payload| attribute(payload.get(16..)?, IFLA_OPERSTATE)?.first().copied())?;
+            if state == OPERATIONAL {
+                return Ok(());
+            }
+            match self.0.receive(&mut buffer) {
+                // So many changes that some were not told.
+                Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => {}
+                other => drop(other?),
+            }
+        }
     }
 
     /// Index of an interface.

@@ -167,7 +167,7 @@ impl Network {
         let address = shared.host.as_ref().map(|host| host.plan().address(index)).transpose()?;
         let (netns, mut inside) = namespace::create(shared.home.as_fd(), || {
             slot::prepare()?;
-            let mut inside = Links::open()?;
+            let mut inside = Links::open_told()?;
             inside.open_loopback()?;
             Ok(inside)
         })
@@ -203,8 +203,9 @@ impl Network {
             }
             links.open_host_end(link, address, gateway)
         });
-        if let Err(error) = opened {
-            if let Err(error) = links.delete(DOOMED, &[link]) {
+        drop(links);
+        if let Err(error) = opened.and_then(|()| inside.wait_for_slot_end()) {
+            if let Err(error) = shared.links().delete(DOOMED, &[link]) {
                 tracing::warn!(%error, interface, "an interface that could not be set up stays behind");
             }
             return Err(NetError::system(format!("set up interface {interface}"))(error));
@@ -293,7 +294,8 @@ impl Network {
         if inside != [address] {
             return Err(refuse(format!("its address is {inside:?}, not {address}")));
         }
-        let link = shared.links().index(&interface).map_err(|error| refuse(format!("{interface}: {error}")))?;
+        let link =
+            shared.links().index(&interface).map_err(|error| refuse(format!("{interface}: {error}")))?;
         let gateway = host.plan().gateway();
         // Nobody knows what went through it before: its connections are forgotten whatever the counter says.
         Ok(NetSlot { index, netns, address, gateway, interface, link, clean_at: AtomicU64::new(u64::MAX) })

@@ -3,10 +3,12 @@
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
 
 use nlink::netlink::{MessageBuilder, MessageIter, NlMsgType};
+use rustix::io::retry_on_intr;
 use rustix::net::netlink::{self, SocketAddrNetlink};
-use rustix::net::{AddressFamily, Protocol, RecvFlags, SendFlags, SocketFlags, SocketType};
+use rustix::net::{AddressFamily, Protocol, RecvFlags, SendFlags, SocketFlags, SocketType, sockopt};
 
 /// Number 0, which rustix takes for the absence of a choice.
 pub(super) const ROUTE: Option<Protocol> = None;
@@ -48,10 +50,15 @@ impl Socket {
         Ok(Self { fd, sequence: 0 })
     }
 
+    /// From now on waiting for an answer or an event ends with an error after `patience`.
+    pub(super) fn limit_waiting(&self, patience: Duration) -> io::Result<()> {
+        Ok(sockopt::set_socket_timeout(&self.fd, sockopt::Timeout::Recv, Some(patience))?)
+    }
+
     /// Receives one datagram; for sockets that are subscribed.
     pub(super) fn receive<'b>(&self, buffer: &'b mut Vec<u8>) -> io::Result<&'b [u8]> {
         buffer.resize(BUFFER, 0);
-        let (length, _) = rustix::net::recv(&self.fd, &mut buffer[..], RecvFlags::empty())?;
+        let (length, _) = retry_on_intr(|| rustix::net::recv(&self.fd, &mut buffer[..], RecvFlags::empty()))?;
         Ok(&buffer[..length])
     }
 
@@ -146,7 +153,7 @@ impl Socket {
     }
 
     fn send(&self, datagram: &[u8]) -> io::Result<()> {
-        rustix::net::send(&self.fd, datagram, SendFlags::empty())?;
+        retry_on_intr(|| rustix::net::send(&self.fd, datagram, SendFlags::empty()))?;
         Ok(())
     }
 }
@@ -172,7 +179,7 @@ pub(super) fn absent(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::ENODEV | libc::ENOENT | libc::ESRCH | libc::ENXIO))
 }
 
-/// A little-endian or big-endian number at a place of a message, whichever the machine is.
+/// A number in the machine's byte order at a place of a message.
 pub(super) fn u32_at(payload: &[u8], offset: usize) -> Option<u32> {
     Some(u32::from_ne_bytes(*payload.get(offset..)?.first_chunk()?))
 }

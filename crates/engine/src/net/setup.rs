@@ -7,6 +7,7 @@ use std::sync::{Mutex, PoisonError};
 use super::address::{Cidr, Plan, free_pool, gateway_interface, slot_index};
 use super::error::NetError;
 use super::filter::Filter;
+use super::foreign::Settled;
 use super::links::Links;
 use super::netlink::absent;
 use super::rules::{DNS, Policies};
@@ -29,9 +30,8 @@ pub(super) struct Host {
 #[derive(Debug)]
 struct Installed {
     policies: Policies,
-    rules: usize,
-    /// Chains of others that carry our rules.
-    foreign: Vec<String>,
+    fingerprint: Vec<u64>,
+    foreign: Settled,
 }
 
 impl Host {
@@ -50,19 +50,20 @@ impl Host {
             note: if off || !forwarding { WAS_OFF } else { WAS_ON }.to_owned(),
         };
         let mut finish = || {
-            let rules = filter.install(&policies)?;
+            let fingerprint = filter.install(&policies)?;
             if !gateway_exists {
                 let name = plan.gateway_interface();
                 let added = links.add_gateway(&name, plan.gateway(), plan.pool());
                 added.map_err(NetError::system(format!("make interface {name}")))?;
             }
             if !forwarding {
-                set(FORWARD, "1").map_err(NetError::system("let the host forward packets (net.ipv4.ip_forward)"))?;
+                set(FORWARD, "1")
+                    .map_err(NetError::system("let the host forward packets (net.ipv4.ip_forward)"))?;
             }
-            Ok(rules)
+            Ok(fingerprint)
         };
-        let rules = match finish() {
-            Ok(rules) => rules,
+        let fingerprint = match finish() {
+            Ok(fingerprint) => fingerprint,
             Err(error) => {
                 if first && let Err(error) = purge(&config.instance) {
                     tracing::warn!(%error, "the network that could not be set up is not wholly removed");
@@ -70,7 +71,11 @@ impl Host {
                 return Err(error);
             }
         };
-        Ok(Self { filter, plan, installed: Mutex::new(Installed { policies, rules, foreign: Vec::new() }) })
+        Ok(Self {
+            filter,
+            plan,
+            installed: Mutex::new(Installed { policies, fingerprint, foreign: Settled::default() }),
+        })
     }
 
     pub(super) fn plan(&self) -> &Plan {
@@ -88,7 +93,7 @@ impl Host {
             return Ok(());
         }
         let policies = Policies { dns_port: port, ..installed.policies.clone() };
-        installed.rules = self.filter.install(&policies)?;
+        installed.fingerprint = self.filter.install(&policies)?;
         installed.policies = policies;
         Ok(())
     }
@@ -96,11 +101,24 @@ impl Host {
     /// Lets sandboxes through the packet filters of other tools.
     pub(super) fn settle(&self) -> Result<(), NetError> {
         let mut installed = self.installed.lock().unwrap_or_else(PoisonError::into_inner);
-        let chains = self.filter.settle_foreign(&self.plan)?;
-        if chains != installed.foreign {
-            tracing::info!(?chains, "sandboxes are let through chains that drop by default");
-            installed.foreign = chains;
+        let settled = self.filter.settle_foreign(&self.plan)?;
+        if settled == installed.foreign {
+            return Ok(());
         }
+        if !settled.carrying.is_empty() {
+            tracing::info!(chains = ?settled.carrying, "sandboxes are let through chains that drop by default");
+        }
+        for (chain, error) in &settled.refusing {
+            let interfaces = format!("{}*", self.plan.slot_prefix());
+            tracing::error!(
+                chain,
+                error,
+                interfaces,
+                "sandboxes have no network: this chain drops what they send and cannot be changed from here; accept \
+                 their interfaces with the tool that made it"
+            );
+        }
+        installed.foreign = settled;
         Ok(())
     }
 
@@ -108,9 +126,12 @@ impl Host {
     pub(super) fn mend(&self) {
         let put_back = || {
             let mut installed = self.installed.lock().unwrap_or_else(PoisonError::into_inner);
-            if !self.filter.intact(&self.plan, installed.rules) {
-                installed.rules = self.filter.install(&installed.policies)?;
-                tracing::warn!("the packet filter of sandboxes was changed from outside and has been put back");
+            // A table that is gone cannot be read.
+            if self.filter.fingerprint(&self.plan).ok().as_ref() != Some(&installed.fingerprint) {
+                installed.fingerprint = self.filter.install(&installed.policies)?;
+                tracing::warn!(
+                    "the packet filter of sandboxes was changed from outside and has been put back"
+                );
             }
             drop(installed);
             self.settle()
@@ -178,9 +199,9 @@ fn plan(config: &NetConfig, links: &mut Links) -> Result<(Plan, bool), NetError>
 /// Reads the plan back from the gateway interface and its route.
 fn plan_of(instance: &str, index: u32, addresses: &[Ipv4Addr], routes: &[(Cidr, u32)]) -> Option<Plan> {
     let [gateway] = addresses else { return None };
-    let pool = routes.iter().find(|(route, device)| {
-        *device == index && route.prefix() < 32 && route.contains(*gateway)
-    })?;
+    let pool = routes
+        .iter()
+        .find(|(route, device)| *device == index && route.prefix() < 32 && route.contains(*gateway))?;
     Plan::new(instance, pool.0).ok().filter(|plan| plan.gateway() == *gateway)
 }
 

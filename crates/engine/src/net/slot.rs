@@ -42,5 +42,7 @@ pub(super) fn prepare() -> io::Result<()> {
 
 /// Writes a setting below `/proc/sys/net` of the calling thread's namespace.
 pub(super) fn set(name: &str, value: &str) -> io::Result<()> {
-    std::fs::write(format!("/proc/sys/net/{name}"), value)
+    let path = format!("/proc/sys/net/{name}");
+    std::fs::write(&path, value)
+        .map_err(|error| io::Error::new(error.kind(), format!("cannot write {value} to {path}: {error}")))
 }

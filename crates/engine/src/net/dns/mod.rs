@@ -26,10 +26,10 @@ use message::{LONGEST_QUERY, Query};
 use resolvers::Resolvers;
 use upstream::{Transport, framed, read_message, resolve, within};
 
-/// Questions under way: of one sandbox, and of all.
-const QUESTIONS: Bounds = Bounds { each: 128, all: 4096 };
+/// Questions under way: of one sandbox, and of all. Each takes a descriptor of the server.
+const QUESTIONS: Bounds = Bounds { each: 64, all: 1024 };
 /// Open TCP connections.
-const CONNECTIONS: Bounds = Bounds { each: 8, all: 512 };
+const CONNECTIONS: Bounds = Bounds { each: 8, all: 256 };
 /// How long a TCP connection may be idle.
 const IDLE: Duration = Duration::from_secs(10);
 /// Questions over one TCP connection.
@@ -51,7 +51,9 @@ impl DnsForwarder {
     pub(super) fn start(gateway: Ipv4Addr, servers: Option<Vec<SocketAddr>>) -> Result<Self, NetError> {
         let address = SocketAddr::new(gateway.into(), DNS);
         let (udp, tcp) = match listen(address) {
-            Err(error) if error.kind() == io::ErrorKind::AddrInUse => listen(SocketAddr::new(gateway.into(), 0)),
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
+                listen(SocketAddr::new(gateway.into(), 0))
+            }
             other => other,
         }
         .map_err(|source| NetError::Dns { address, source })?;

@@ -5,7 +5,7 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::{AsyncReadExt, AsyncWriteExt, Interest};
 use tokio::net::{TcpStream, UdpSocket};
 use tokio::time::{Instant, timeout, timeout_at};
 
@@ -26,7 +26,7 @@ pub(super) enum Transport {
 }
 
 /// Asks the servers in turn, twice around while time lasts. When none has a proper answer: the improper one, or a
-/// failure of our own.
+/// failure of our own. There is always a server to ask.
 pub(super) async fn resolve(query: &Query, servers: &[SocketAddr], transport: Transport) -> Vec<u8> {
     if query.is_transfer() {
         return query.refusal();
@@ -48,7 +48,7 @@ pub(super) async fn resolve(query: &Query, servers: &[SocketAddr], transport: Tr
             Err(_) => tracing::debug!(%server, "DNS server does not answer"),
         }
         // A server that answers at once, if badly, is not asked a second time.
-        if Instant::now() >= deadline || (fallback.is_some() && *server == servers[servers.len() - 1]) {
+        if Instant::now() >= deadline || (fallback.is_some() && Some(server) == servers.last()) {
             break;
         }
     }
@@ -56,18 +56,33 @@ pub(super) async fn resolve(query: &Query, servers: &[SocketAddr], transport: Tr
 }
 
 async fn over_udp(query: &Query, server: SocketAddr) -> io::Result<Vec<u8>> {
-    let any: IpAddr = if server.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+    let any: IpAddr =
+        if server.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
     let socket = UdpSocket::bind(SocketAddr::new(any, 0)).await?;
     socket.connect(server).await?;
     let id = random_id()?;
     socket.send(&query.with_id(id)).await?;
-    let mut buffer = vec![0; LONGEST_DATAGRAM];
     loop {
-        let length = socket.recv(&mut buffer).await?;
+        // A server that is not there shows as an error, and not as something to read.
+        let ready = socket.ready(Interest::READABLE | Interest::ERROR).await?;
+        if ready.is_error() {
+            if let Some(error) = socket.take_error()? {
+                return Err(error);
+            }
+            // It was an old one: wait for the next.
+            let _ = socket.try_io(Interest::ERROR, || Err::<(), _>(io::ErrorKind::WouldBlock.into()));
+        }
+        // Only now: thousands of questions may wait at the same time.
+        let mut buffer = vec![0; LONGEST_DATAGRAM];
+        let length = match socket.try_recv(&mut buffer) {
+            Ok(length) => length,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => continue,
+            Err(error) => return Err(error),
+        };
         if query.is_answered_by(&buffer[..length], id) {
-            let mut answer = buffer[..length].to_vec();
-            query.restore_id(&mut answer);
-            return Ok(answer);
+            buffer.truncate(length);
+            query.restore_id(&mut buffer);
+            return Ok(buffer);
         }
     }
 }
