@@ -31,11 +31,13 @@ const TICK: Duration = Duration::from_secs(1);
 const MIB: f64 = (1 << 20) as f64;
 
 /// The module's routes.
-#[must_use]
 pub fn router() -> axum::Router<App> {
     let shared = Arc::new(Meter::default());
     axum::Router::new()
-        .route("/metrics", get(move |State(app): State<App>| async move { json(&shared.measure(&app).await) }))
+        .route(
+            "/metrics",
+            get(move |State(app): State<App>| async move { json(&shared.measure(&app).await) }),
+        )
         .route("/metrics/watch", get(watch))
 }
 
@@ -159,16 +161,20 @@ fn parse_proc_stat(text: &str) -> Option<u64> {
         .map_while(|field| field.parse().ok())
         .collect();
     // user nice system idle iowait irq softirq steal; guest time is part of user time.
-    let busy: u64 = fields.iter().take(8).enumerate().filter(|(at, _)| !matches!(at, 3 | 4 | 7)).map(|(_, ticks)| ticks).sum();
+    let busy: u64 = fields
+        .iter()
+        .take(8)
+        .enumerate()
+        .filter(|(at, _)| !matches!(at, 3 | 4 | 7))
+        .map(|(_, ticks)| ticks)
+        .sum();
     let per_second = rustix::param::clock_ticks_per_second().max(1);
     Some(busy.saturating_mul(1_000_000_000 / per_second))
 }
 
 fn memory_total(limits: &Limits) -> u64 {
     let machine = read("/proc/meminfo").as_deref().and_then(|text| meminfo(text, "MemTotal:"));
-    let limit = limits
-        .memory_bytes
-        .or_else(|| read("/sys/fs/cgroup/memory.max")?.trim().parse().ok());
+    let limit = limits.memory_bytes.or_else(|| read("/sys/fs/cgroup/memory.max")?.trim().parse().ok());
     match (limit, machine) {
         (Some(limit), Some(machine)) => limit.min(machine),
         (limit, machine) => limit.or(machine).unwrap_or(0),
@@ -296,7 +302,10 @@ mod tests {
         assert_eq!(parse_quota("max 100000\n"), None);
         assert_eq!(meminfo("MemTotal:  2 kB\nMemAvailable: 1 kB\n", "MemAvailable:"), Some(1024));
         let ticks = rustix::param::clock_ticks_per_second();
-        assert_eq!(parse_proc_stat("cpu  10 1 4 1000 50 2 3 9 0 0\ncpu0 1\n"), Some(20 * 1_000_000_000 / ticks));
+        assert_eq!(
+            parse_proc_stat("cpu  10 1 4 1000 50 2 3 9 0 0\ncpu0 1\n"),
+            Some(20 * 1_000_000_000 / ticks)
+        );
         assert!(cpu_used(&Limits::default()) > 0);
         assert!(memory_used(&Limits::default()) > 0);
         assert!(memory_total(&Limits::default()) > memory_used(&Limits::default()));

@@ -15,6 +15,7 @@ use axum::routing::any;
 use http::header::{self, HeaderName};
 use http::uri::PathAndQuery;
 use http::{HeaderMap, HeaderValue, Method, StatusCode, Uri, Version};
+use http_body::Body as _;
 use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::{Connected, Connection};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
@@ -55,7 +56,6 @@ const SECRETS: [HeaderName; 2] =
     [HeaderName::from_static(ACCESS_TOKEN_HEADER), HeaderName::from_static("open-sandbox-api-key")];
 
 /// The module's routes.
-#[must_use]
 pub fn router() -> axum::Router<App> {
     let proxy = Proxy::new();
     let serve = move |State(_): State<App>, request: Request| {
@@ -98,6 +98,10 @@ impl Proxy {
         head.version = Version::HTTP_11;
         head.extensions.clear();
         clean_request(&mut head.headers, peer);
+        if body.size_hint().exact().is_none() {
+            // Without this the client leaves out the body of a GET, whose length it does not know.
+            head.headers.insert(header::TRANSFER_ENCODING, HeaderValue::from_static("chunked"));
+        }
         if let Some(protocol) = &upgrade {
             ask_upgrade(&mut head.headers, protocol.clone());
         }
@@ -107,7 +111,10 @@ impl Proxy {
             } else {
                 (code::BACKEND_RESPONSE_FAILED, "the program there broke off before its answer was complete")
             };
-            bad_gateway(code, format!("port {port}: {what}; start the program or look at its output ({})", Chain(&error)))
+            bad_gateway(
+                code,
+                format!("port {port}: {what}; start the program or look at its output ({})", Chain(&error)),
+            )
         })?;
         let (mut head, body) = answer.into_parts();
         if head.status == StatusCode::SWITCHING_PROTOCOLS {
@@ -115,7 +122,9 @@ impl Proxy {
                 return Err(unexpected_switch(port));
             };
             let given = head.headers.get(header::UPGRADE).cloned();
-            let Some(protocol) = given.filter(|given| given.as_bytes().eq_ignore_ascii_case(wanted.as_bytes())) else {
+            let Some(protocol) =
+                given.filter(|given| given.as_bytes().eq_ignore_ascii_case(wanted.as_bytes()))
+            else {
                 return Err(unexpected_switch(port));
             };
             let backend_side = hyper::upgrade::on(http::Response::from_parts(head.clone(), body));
@@ -305,7 +314,11 @@ impl hyper::rt::Read for LoopbackStream {
 }
 
 impl hyper::rt::Write for LoopbackStream {
-    fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<std::io::Result<usize>> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<std::io::Result<usize>> {
         Pin::new(&mut self.0).poll_write(context, bytes)
     }
 
@@ -349,13 +362,29 @@ mod tests {
             let (found, tail) = target(&uri.parse().unwrap()).unwrap();
             assert_eq!((found, tail.as_str()), (port, path), "{uri}");
         }
-        for uri in ["/proxy", "/proxy/", "/proxy//x", "/proxy/0/", "/proxy/65536/", "/proxy/+80/", "/proxy/x/", "/proxy/%38/"] {
-            assert_eq!(target(&uri.parse().unwrap()).err().map(|error| error.status.as_u16()), Some(400), "{uri}");
+        for uri in [
+            "/proxy",
+            "/proxy/",
+            "/proxy//x",
+            "/proxy/0/",
+            "/proxy/65536/",
+            "/proxy/+80/",
+            "/proxy/x/",
+            "/proxy/%38/",
+        ] {
+            assert_eq!(
+                target(&uri.parse().unwrap()).err().map(|error| error.status.as_u16()),
+                Some(400),
+                "{uri}"
+            );
         }
     }
 
     fn headers(pairs: &[(&'static str, &'static str)]) -> HeaderMap {
-        pairs.iter().map(|(name, value)| (HeaderName::from_static(name), HeaderValue::from_static(value))).collect()
+        pairs
+            .iter()
+            .map(|(name, value)| (HeaderName::from_static(name), HeaderValue::from_static(value)))
+            .collect()
     }
 
     #[test]

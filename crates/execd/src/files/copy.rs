@@ -20,7 +20,12 @@ const PRIVATE_FILE: Mode = Mode::from_raw_mode(0o600);
 const PRIVATE_DIRECTORY: Mode = Mode::from_raw_mode(0o700);
 
 /// Copies the entry `name` of `from` to the new name `new_name` in `to`. Symlinks are copied, not followed.
-pub(crate) fn tree(from: BorrowedFd<'_>, name: &OsStr, to: BorrowedFd<'_>, new_name: &OsStr) -> rustix::io::Result<()> {
+pub(crate) fn tree(
+    from: BorrowedFd<'_>,
+    name: &OsStr,
+    to: BorrowedFd<'_>,
+    new_name: &OsStr,
+) -> rustix::io::Result<()> {
     entry(from, name, to, new_name, 0)
 }
 
@@ -62,12 +67,24 @@ fn entry(
         FileType::Symlink => {
             let target = rustix::fs::readlinkat(from, name, Vec::new())?;
             rustix::fs::symlinkat(&target, to, new_name)?;
-            owner(rustix::fs::chownat(to, new_name, Some(Uid::from_raw(stat.st_uid)), Some(Gid::from_raw(stat.st_gid)), AtFlags::SYMLINK_NOFOLLOW))
+            owner(rustix::fs::chownat(
+                to,
+                new_name,
+                Some(Uid::from_raw(stat.st_uid)),
+                Some(Gid::from_raw(stat.st_gid)),
+                AtFlags::SYMLINK_NOFOLLOW,
+            ))
         }
         kind => {
             let mode = Mode::from_raw_mode(stat.st_mode);
             rustix::fs::mknodat(to, new_name, kind, mode, stat.st_rdev)?;
-            owner(rustix::fs::chownat(to, new_name, Some(Uid::from_raw(stat.st_uid)), Some(Gid::from_raw(stat.st_gid)), AtFlags::SYMLINK_NOFOLLOW))
+            owner(rustix::fs::chownat(
+                to,
+                new_name,
+                Some(Uid::from_raw(stat.st_uid)),
+                Some(Gid::from_raw(stat.st_gid)),
+                AtFlags::SYMLINK_NOFOLLOW,
+            ))
         }
     }
 }
@@ -88,7 +105,8 @@ fn finish(source: impl AsFd, copy: impl AsFd, stat: &Stat) -> rustix::io::Result
     if let Err(errno) = extended_attributes(source, copy) {
         tracing::debug!(error = %errno, source = source.as_raw_fd(), "extended attributes were not copied");
     }
-    let time = |tv_sec, nanoseconds: u64| Timespec { tv_sec, tv_nsec: i64::try_from(nanoseconds).unwrap_or(0) };
+    let time =
+        |tv_sec, nanoseconds: u64| Timespec { tv_sec, tv_nsec: i64::try_from(nanoseconds).unwrap_or(0) };
     rustix::fs::futimens(
         copy,
         &Timestamps {

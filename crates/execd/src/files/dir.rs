@@ -40,15 +40,18 @@ pub(crate) fn open_deepest(path: &Path) -> rustix::io::Result<OwnedFd> {
     Err(Errno::NOENT)
 }
 
+/// A file stands where the path needs a directory.
+pub(crate) fn in_the_way(shown: &str) -> FileError {
+    FileError::Refused(format!("{shown}: cannot make the directory: a file is in the way"))
+}
+
 /// Makes the directory and its missing parents, and opens it. `attributes` go to the new ones only.
 pub(crate) fn make_all(path: &Path, attributes: &Attributes, shown: &str) -> Result<OwnedFd> {
     let failed = |errno| match errno {
-        Errno::NOTDIR | Errno::EXIST => {
-            FileError::Refused(format!("{shown}: cannot make the directory: a file is in the way"))
-        }
-        Errno::NOENT => {
-            FileError::Refused(format!("{shown}: cannot make the directory: a symlink that leads nowhere is in the way"))
-        }
+        Errno::NOTDIR | Errno::EXIST => in_the_way(shown),
+        Errno::NOENT => FileError::Refused(format!(
+            "{shown}: cannot make the directory: a symlink that leads nowhere is in the way"
+        )),
         errno => FileError::of(shown, "make the directory", errno),
     };
     match open(path) {
@@ -101,7 +104,9 @@ pub(crate) fn resolve(dir: OwnedFd, name: &OsStr) -> rustix::io::Result<Place> {
             Err(Errno::INVAL | Errno::NOENT) => return Ok(place),
             Err(errno) => return Err(errno),
         };
-        let (Some(parent), Some(name)) = (target.parent(), target.file_name()) else { return Err(Errno::ISDIR) };
+        let (Some(parent), Some(name)) = (target.parent(), target.file_name()) else {
+            return Err(Errno::ISDIR);
+        };
         if target.as_os_str().as_bytes().ends_with(b"/") {
             return Err(Errno::ISDIR);
         }

@@ -41,7 +41,9 @@ pub(crate) async fn download(
     let (offset, limit) = (query.number("offset", 1)?, query.number("limit", 1)?);
     if offset.is_some() || limit.is_some() {
         if headers.contains_key(header::RANGE) {
-            return Err(ApiError::invalid("'offset' and 'limit' count lines; they do not go with a Range header"));
+            return Err(ApiError::invalid(
+                "'offset' and 'limit' count lines; they do not go with a Range header",
+            ));
         }
         let read = move || {
             let (requested, file, _) = open(&query, &app)?;
@@ -71,7 +73,8 @@ pub(crate) async fn download(
 fn open(query: &Query, app: &App) -> Result<(Requested, File, rustix::fs::Stat)> {
     let requested = Requested::new(query.get("path").unwrap_or_default(), app)?;
     let shown = &requested.shown;
-    let not_regular = || FileError::Invalid(format!("{shown}: is not a regular file and cannot be downloaded"));
+    let not_regular =
+        || FileError::Invalid(format!("{shown}: is not a regular file and cannot be downloaded"));
     // A pipe without a writer must not hold the request.
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
     let fd = rustix::fs::openat(CWD, &requested.path, flags, Mode::empty()).map_err(|errno| match errno {
@@ -162,12 +165,15 @@ impl Opened {
         range: &HeaderValue,
         size: u64,
     ) -> std::result::Result<Response, ApiError> {
-        let Ok((start, length)) = range.to_str().map_err(|_| range::Unsatisfiable).and_then(|range| range::parse(range, size))
+        let Ok((start, length)) =
+            range.to_str().map_err(|_| range::Unsatisfiable).and_then(|range| range::parse(range, size))
         else {
             let error = ApiError::new(
                 StatusCode::RANGE_NOT_SATISFIABLE,
                 code::UNKNOWN,
-                format!("the Range header names no bytes of the file, which has {size}; write bytes=FIRST-LAST"),
+                format!(
+                    "the Range header names no bytes of the file, which has {size}; write bytes=FIRST-LAST"
+                ),
             );
             let mut response = error.into_response();
             set(response.headers_mut(), header::CONTENT_RANGE, format!("bytes */{size}"));
@@ -178,7 +184,13 @@ impl Opened {
     }
 
     /// The bytes from `start` on; without a length all there are.
-    fn answer_span(self, status: StatusCode, mut answer: HeaderMap, start: u64, length: Option<u64>) -> Response {
+    fn answer_span(
+        self,
+        status: StatusCode,
+        mut answer: HeaderMap,
+        start: u64,
+        length: Option<u64>,
+    ) -> Response {
         let first_length = self.first.len() as u64;
         let end = length.map(|length| start + length);
         if let Some(length) = length {
@@ -348,7 +360,9 @@ fn disposition(requested: &Requested) -> HeaderValue {
         let encoded: String = name
             .iter()
             .map(|byte| match byte {
-                b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' => char::from(*byte).to_string(),
+                b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' => {
+                    char::from(*byte).to_string()
+                }
                 byte => format!("%{byte:02X}"),
             })
             .collect();

@@ -34,7 +34,7 @@ const PIECE: usize = 128 << 10;
 /// Pieces waiting for the client. Most answers fit, so that their walk never waits.
 const PIECES: usize = 16;
 /// Walks at a time. Each may hold a thread for as long as its client takes.
-static WALKS: Semaphore = Semaphore::const_new(32);
+static WALKS: Semaphore = Semaphore::const_new(16);
 
 /// What a walk shall answer with.
 #[derive(Debug)]
@@ -70,9 +70,7 @@ pub(crate) async fn answer(root: Requested, wanted: Wanted) -> std::result::Resu
                     None => receiver.recv().await.unwrap_or_else(|| Err(broken_off())),
                 };
                 match piece {
-                    Ok(Piece { text, last }) => {
-                        Some((Ok(text), (!last).then_some((None, receiver))))
-                    }
+                    Ok(Piece { text, last }) => Some((Ok(text), (!last).then_some((None, receiver)))),
                     Err(error) => {
                         tracing::warn!(error = %error, "an answer was broken off");
                         Some((Err(std::io::Error::other(error.to_string())), None))
@@ -159,7 +157,7 @@ fn walk(root: &Requested, wanted: &Wanted, answer: &mut Answer) -> Result<()> {
         (FileType::Symlink, _) => return Err(symlink_root(root)),
         (_, Wanted::Matches(pattern)) => {
             let name = root.path.file_name().unwrap_or_default().as_bytes();
-            let parent = root.path.parent().unwrap_or(Path::new("/")).as_os_str().as_bytes();
+            let parent = root.path.parent().unwrap_or_else(|| Path::new("/")).as_os_str().as_bytes();
             return if pattern.matches(parent, name) { answer.add(&root_entry, root_path) } else { Ok(()) };
         }
         (_, Wanted::Listing { .. }) => {
@@ -171,11 +169,12 @@ fn walk(root: &Requested, wanted: &Wanted, answer: &mut Answer) -> Result<()> {
         Wanted::Listing { depth } => usize::try_from(*depth).unwrap_or(usize::MAX),
         Wanted::Matches(_) => usize::MAX,
     };
-    let dir = rustix::fs::openat(CWD, &root.path, READ_NOFOLLOW, Mode::empty()).map_err(|errno| match errno {
-        // Swapped since it was looked at.
-        Errno::LOOP => symlink_root(root),
-        errno => FileError::of(shown, "open the directory", errno),
-    })?;
+    let dir =
+        rustix::fs::openat(CWD, &root.path, READ_NOFOLLOW, Mode::empty()).map_err(|errno| match errno {
+            // Swapped since it was looked at.
+            Errno::LOOP => symlink_root(root),
+            errno => FileError::of(shown, "open the directory", errno),
+        })?;
     let mut path = root_path.to_vec();
     if !path.ends_with(b"/") {
         path.push(b'/');
@@ -229,11 +228,20 @@ fn walk(root: &Requested, wanted: &Wanted, answer: &mut Answer) -> Result<()> {
 }
 
 fn symlink_root(root: &Requested) -> FileError {
-    FileError::Invalid(format!("{}: is a symlink, and symlinks are not followed; name its target", root.shown))
+    FileError::Invalid(format!(
+        "{}: is a symlink, and symlinks are not followed; name its target",
+        root.shown
+    ))
 }
 
 /// Opens the directory `name`. One that cannot be read is left out, so that it does not hide all others.
-fn enter(levels: &[Level], name: &std::ffi::OsStr, path: &mut Vec<u8>, held: &mut usize, shown: &str) -> Result<Option<Level>> {
+fn enter(
+    levels: &[Level],
+    name: &std::ffi::OsStr,
+    path: &mut Vec<u8>,
+    held: &mut usize,
+    shown: &str,
+) -> Result<Option<Level>> {
     let Some(level) = levels.last() else { return Ok(None) };
     path.push(b'/');
     if path.len() >= MAX_PATH {
@@ -260,7 +268,11 @@ fn enter(levels: &[Level], name: &std::ffi::OsStr, path: &mut Vec<u8>, held: &mu
 }
 
 /// The names of a directory. The outer error is the bound on names, which ends the whole walk.
-fn read_names(dir: &OwnedFd, held: &mut usize, shown: &str) -> Result<rustix::io::Result<std::vec::IntoIter<Name>>> {
+fn read_names(
+    dir: &OwnedFd,
+    held: &mut usize,
+    shown: &str,
+) -> Result<rustix::io::Result<std::vec::IntoIter<Name>>> {
     match read_sorted(dir, MAX_NAMES - *held) {
         Ok(names) => {
             *held += names.len();

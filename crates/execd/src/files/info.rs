@@ -82,7 +82,8 @@ impl Entry {
 
 fn moment((seconds, nanoseconds): (i64, i64)) -> String {
     // Anyone may set a file's time to a year that the wire cannot carry.
-    let at = i32::try_from(nanoseconds).ok().and_then(|nanoseconds| Timestamp::new(seconds, nanoseconds).ok());
+    let at =
+        i32::try_from(nanoseconds).ok().and_then(|nanoseconds| Timestamp::new(seconds, nanoseconds).ok());
     let at = at.unwrap_or(if seconds < 0 { Timestamp::UNIX_EPOCH } else { Timestamp::MAX });
     WireTime::from(at).to_string()
 }
@@ -98,7 +99,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("empty");
         std::fs::write(&path, "").unwrap();
-        std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0)).unwrap();
+        std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o000)).unwrap();
         let info = Entry::read(CWD, &path).unwrap().describe("empty".to_owned(), &Accounts::default());
         let json = serde_json::to_value(&info).unwrap();
         for key in ["path", "type", "size", "modified_at", "created_at", "owner", "group", "mode"] {

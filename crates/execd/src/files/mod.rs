@@ -25,7 +25,7 @@ mod upload;
 use std::collections::BTreeMap;
 use std::os::fd::AsFd as _;
 
-use axum::extract::{DefaultBodyLimit, State};
+use axum::extract::State;
 use axum::response::Response;
 use axum::routing::{delete, get, post};
 use osb_protocol::execd::{FileInfo, Rename, Replaced, Replacement};
@@ -43,7 +43,6 @@ use crate::http::{ApiError, Json, done, json};
 type Answer = std::result::Result<Response, ApiError>;
 
 /// The module's routes.
-#[must_use]
 pub fn router() -> axum::Router<App> {
     axum::Router::new()
         .route("/files", delete(remove_files))
@@ -52,7 +51,7 @@ pub fn router() -> axum::Router<App> {
         .route("/files/mv", post(rename_all))
         .route("/files/search", get(search))
         .route("/files/replace", post(replace_all))
-        .route("/files/upload", post(upload::upload).layer(DefaultBodyLimit::disable()))
+        .route("/files/upload", post(upload::upload))
         .route("/files/download", get(download::download))
         .route("/directories", post(make_directories).delete(remove_directories))
         .route("/directories/list", get(list))
@@ -173,15 +172,21 @@ async fn replace_all(
     Ok(if verbose { json(&replaced) } else { done() })
 }
 
+/// The path in the query; expanding it may look at the disk.
+async fn root_of(query: &Query, app: App) -> std::result::Result<Requested, ApiError> {
+    let raw = query.get("path").ok_or_else(|| ApiError::missing_query("path"))?.to_vec();
+    Ok(blocking(move || Requested::new(&raw, &app)).await?)
+}
+
 async fn search(State(app): State<App>, query: Query) -> Answer {
-    let root = query.path("path", &app)?;
+    let root = root_of(&query, app).await?;
     let pattern = String::from_utf8_lossy(query.get("pattern").unwrap_or_default()).into_owned();
     let pattern = Pattern::new(&pattern).map_err(|error| ApiError::invalid(error.to_string()))?;
     find::answer(root, find::Wanted::Matches(pattern)).await
 }
 
 async fn list(State(app): State<App>, query: Query) -> Answer {
-    let root = query.path("path", &app)?;
+    let root = root_of(&query, app).await?;
     let depth = query.number("depth", 0)?.unwrap_or(1);
     find::answer(root, find::Wanted::Listing { depth }).await
 }

@@ -117,6 +117,14 @@ where
         Ok(None)
     }
 
+    /// Reads what follows the last boundary, to be sure that the client has sent all it meant to.
+    pub(crate) async fn finish(&mut self) -> Result<(), MultipartError> {
+        while let Some(chunk) = self.body.next().await {
+            chunk.map_err(|error| MultipartError::Broken(error.to_string()))?;
+        }
+        Ok(())
+    }
+
     /// Reads on to the end, at most `limit` bytes, so that a client still sending sees the answer.
     pub(crate) async fn drain(&mut self, limit: usize) {
         let mut drained = 0;
@@ -299,7 +307,10 @@ mod tests {
         let mut body = Vec::new();
         for (name, content) in parts {
             body.extend_from_slice(
-                format!("--{boundary}\r\nContent-Disposition: form-data; name=\"{name}\"; filename=\"x\"\r\n\r\n").as_bytes(),
+                format!(
+                    "--{boundary}\r\nContent-Disposition: form-data; name=\"{name}\"; filename=\"x\"\r\n\r\n"
+                )
+                .as_bytes(),
             );
             body.extend_from_slice(content);
             body.extend_from_slice(b"\r\n");
@@ -329,7 +340,10 @@ mod tests {
         for (line, name) in [
             ("Content-Disposition: form-data; name=\"file\"; filename=\"a;name=\\\"x\\\".txt\"", "file"),
             ("content-disposition:form-data;filename=\"\\\\\"; name=file", "file"),
-            ("X-Other: 1\r\nCONTENT-DISPOSITION: form-data; filename*=UTF-8''%e2; name=\"metadata\"", "metadata"),
+            (
+                "X-Other: 1\r\nCONTENT-DISPOSITION: form-data; filename*=UTF-8''%e2; name=\"metadata\"",
+                "metadata",
+            ),
             ("Content-Type: text/plain", ""),
         ] {
             let body = [format!("--b\r\n{line}\r\n\r\n").as_bytes(), b"\xff\0", b"\r\n--b--"].concat();

@@ -16,7 +16,6 @@ use rustix::fs::{AtFlags, CWD};
 use super::error::{FileError, Result};
 use crate::accounts::Accounts;
 use crate::app::App;
-use crate::http::ApiError;
 
 /// A path of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -194,12 +193,6 @@ impl Query {
             .map(|(_, value)| value.as_slice())
     }
 
-    /// The path in `name`, or the error of its absence.
-    pub(crate) fn path(&self, name: &str, app: &App) -> std::result::Result<Requested, ApiError> {
-        let raw = self.get(name).ok_or_else(|| ApiError::missing_query(name))?;
-        Ok(Requested::new(raw, app)?)
-    }
-
     /// A whole number of at least `least`; absent and empty are `None`.
     pub(crate) fn number(&self, name: &str, least: u64) -> Result<Option<u64>> {
         let Some(raw) = self.get(name) else { return Ok(None) };
@@ -331,7 +324,8 @@ mod tests {
 
     #[test]
     fn queries_are_decoded_once() {
-        let query = Query::parse("path=a+b&path=50%25.txt&&path=%2B%26%3d&path=%252F&path&path=x=y&path=%zz%&n=%ff");
+        let query =
+            Query::parse("path=a+b&path=50%25.txt&&path=%2B%26%3d&path=%252F&path&path=x=y&path=%zz%&n=%ff");
         let values: Vec<_> = query.all("path").map(<[u8]>::to_vec).collect();
         let expected: [&[u8]; 7] = [b"a b", b"50%.txt", b"+&=", b"%2F", b"", b"x=y", b"%zz%"];
         assert_eq!(values, expected);

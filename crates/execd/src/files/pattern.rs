@@ -106,7 +106,10 @@ impl Pattern {
             }
         };
         self.whole.matches(subject.chars())
-            && self.exclusion.as_ref().is_none_or(|exclusion| exclusion.matches(&String::from_utf8_lossy(base)))
+            && self
+                .exclusion
+                .as_ref()
+                .is_none_or(|exclusion| exclusion.matches(&String::from_utf8_lossy(base)))
     }
 }
 
@@ -321,7 +324,8 @@ impl Compiler<'_> {
             self.at += 1;
         }
         let next = self.chars.get(self.at);
-        let whole_component = at_component && self.at > start && next.is_none_or(|c| *c == '/' || stops.contains(c));
+        let whole_component =
+            at_component && self.at > start && next.is_none_or(|c| *c == '/' || stops.contains(c));
         if !whole_component {
             self.repeat(Op::NotSlash);
         } else if next == Some(&'/') {

@@ -35,11 +35,9 @@ pub(crate) fn rename(src: &Requested, dest: &Requested) -> Result<()> {
         }
         Err(Errno::XDEV) => across(from, src_name, to, dest_name).map_err(|errno| match errno {
             Errno::EXIST => FileError::Refused(format!("{}: already exists", dest.shown)),
-            errno => FileError::System {
-                path: src.shown.clone(),
-                action: "copy to another file system",
-                errno,
-            },
+            errno => {
+                FileError::System { path: src.shown.clone(), action: "copy to another file system", errno }
+            }
         }),
         Err(errno) => Err(src_failed(errno)),
     }
@@ -63,13 +61,18 @@ fn without_replacing(
     }
 }
 
-fn across(from: BorrowedFd<'_>, name: &OsStr, to: BorrowedFd<'_>, new_name: &OsStr) -> rustix::io::Result<()> {
+fn across(
+    from: BorrowedFd<'_>,
+    name: &OsStr,
+    to: BorrowedFd<'_>,
+    new_name: &OsStr,
+) -> rustix::io::Result<()> {
     if dir::exists(to, new_name)? {
         return Err(Errno::EXIST);
     }
     let hidden = hidden_name();
-    let copied = copy::tree(from, name, to, &hidden)
-        .and_then(|()| without_replacing(to, &hidden, to, new_name));
+    let copied =
+        copy::tree(from, name, to, &hidden).and_then(|()| without_replacing(to, &hidden, to, new_name));
     if let Err(errno) = copied {
         // What was copied goes; the source is whole.
         if let Err(left) = remove::tree_at(to, &hidden) {
@@ -110,7 +113,8 @@ mod tests {
 
     #[test]
     fn a_tree_crosses_file_systems() {
-        let (here, there) = (tempfile::tempdir_in("/dev/shm").unwrap(), tempfile::tempdir_in("/tmp").unwrap());
+        let (here, there) =
+            (tempfile::tempdir_in("/dev/shm").unwrap(), tempfile::tempdir_in("/tmp").unwrap());
         if here.path().metadata().unwrap().dev() == there.path().metadata().unwrap().dev() {
             eprintln!("skipped: /dev/shm and /tmp are one file system");
             return;
@@ -134,7 +138,10 @@ mod tests {
         let moved = there.path().join("moved");
         assert_eq!(std::fs::read(moved.join("sub/f")).unwrap(), b"content");
         let after = moved.join("sub/f").metadata().unwrap();
-        assert_eq!((after.mode(), after.mtime(), after.mtime_nsec()), (before.mode(), before.mtime(), before.mtime_nsec()));
+        assert_eq!(
+            (after.mode(), after.mtime(), after.mtime_nsec()),
+            (before.mode(), before.mtime(), before.mtime_nsec())
+        );
         assert_eq!(std::fs::read_link(moved.join("sub/link")).unwrap(), Path::new("../sub/f"));
         assert!(moved.join("pipe").symlink_metadata().is_ok());
         assert_eq!(std::fs::read_dir(there.path()).unwrap().count(), 1);

@@ -51,12 +51,14 @@ pub(crate) fn replace(requested: &Requested, old: &[u8], new: &[u8]) -> Result<u
     let mut temp = Temp::new(place_dir.clone()).map_err(failed("make a file beside it"))?;
     let count = {
         let mut output = BufWriter::with_capacity(CHUNK, temp.file());
-        let count = substitute(&mut source, &mut output, &finder, new).map_err(io_failed("rewrite the file"))?;
+        let count =
+            substitute(&mut source, &mut output, &finder, new).map_err(io_failed("rewrite the file"))?;
         output.flush().map_err(io_failed("write the file"))?;
         count
     };
     use std::os::fd::AsFd as _;
-    temp.replace(place_dir.as_fd(), &place.name, &Attributes::default()).map_err(failed("replace the file"))?;
+    temp.replace(place_dir.as_fd(), &place.name, &Attributes::default())
+        .map_err(failed("replace the file"))?;
     Ok(count)
 }
 

@@ -91,7 +91,8 @@ impl Spool {
     /// Waits for the write in progress.
     async fn settle(&mut self) -> Result<()> {
         if let Disk::Busy(writing) = &mut self.disk {
-            let written = writing.await.map_err(|error| FileError::Refused(format!("the write failed: {error}")));
+            let written =
+                writing.await.map_err(|error| FileError::Refused(format!("the write failed: {error}")));
             self.disk = Disk::None;
             self.disk = Disk::Idle(written??);
         }
@@ -109,7 +110,8 @@ impl Spool {
                 Disk::Idle(temp) => temp,
                 Disk::None | Disk::Busy(_) => create(&target)?,
             };
-            write_all(temp.file(), pieces).map_err(|error| FileError::of_io(&target.shown, "write", &error))?;
+            write_all(temp.file(), pieces)
+                .map_err(|error| FileError::of_io(&target.shown, "write", &error))?;
             Ok(temp)
         }));
     }
@@ -123,6 +125,7 @@ fn create(target: &Requested) -> Result<Temp> {
     let place = match dir::open(parent) {
         Ok(parent) => dir::resolve(parent, name).map_err(failed)?.dir,
         Err(rustix::io::Errno::NOENT) => dir::open_deepest(parent).map_err(failed)?,
+        Err(rustix::io::Errno::NOTDIR) => return Err(dir::in_the_way(&target.shown)),
         Err(errno) => return Err(failed(errno)),
     };
     Temp::new(Arc::new(place)).map_err(failed)

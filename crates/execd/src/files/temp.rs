@@ -153,7 +153,11 @@ impl Temp {
 
     fn rename_over(&mut self, dir: BorrowedFd<'_>, name: &OsStr) -> rustix::io::Result<()> {
         if self.name.is_none() {
-            let hidden = Hidden { dir: Arc::new(dir.try_clone_to_owned().map_err(errno_of)?), name: hidden_name(), armed: true };
+            let hidden = Hidden {
+                dir: Arc::new(dir.try_clone_to_owned().map_err(errno_of)?),
+                name: hidden_name(),
+                armed: true,
+            };
             link_unnamed(&self.file, dir, &hidden.name)?;
             self.name = Some(hidden);
         }
@@ -164,7 +168,12 @@ impl Temp {
         Ok(())
     }
 
-    fn overwrite(&mut self, dir: BorrowedFd<'_>, name: &OsStr, attributes: &Attributes) -> rustix::io::Result<File> {
+    fn overwrite(
+        &mut self,
+        dir: BorrowedFd<'_>,
+        name: &OsStr,
+        attributes: &Attributes,
+    ) -> rustix::io::Result<File> {
         let flags = OFlags::WRONLY | OFlags::TRUNC | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let mut target = File::from(rustix::fs::openat(dir, name, flags, Mode::empty())?);
         self.file.rewind().map_err(errno_of)?;
@@ -216,7 +225,10 @@ mod tests {
     }
 
     fn names(path: &Path) -> Vec<String> {
-        std::fs::read_dir(path).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
+        std::fs::read_dir(path)
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .collect()
     }
 
     #[test]
@@ -234,10 +246,14 @@ mod tests {
             let root = tempfile::tempdir().unwrap();
             let dir = dir::open(root.path()).unwrap();
             let file = root.path().join("f");
-            temp(root.path(), hidden, b"one").replace(dir.as_fd(), OsStr::new("f"), &Attributes::default()).unwrap();
+            temp(root.path(), hidden, b"one")
+                .replace(dir.as_fd(), OsStr::new("f"), &Attributes::default())
+                .unwrap();
             assert_eq!(std::fs::read(&file).unwrap(), b"one");
             std::fs::set_permissions(&file, PermissionsExt::from_mode(0o4751)).unwrap();
-            temp(root.path(), hidden, b"two").replace(dir.as_fd(), OsStr::new("f"), &Attributes::default()).unwrap();
+            temp(root.path(), hidden, b"two")
+                .replace(dir.as_fd(), OsStr::new("f"), &Attributes::default())
+                .unwrap();
             assert_eq!(std::fs::read(&file).unwrap(), b"two");
             assert_eq!(file.metadata().unwrap().mode() & 0o7777, 0o751);
             let mode = Attributes { mode: Some(0o600), ..Attributes::default() };

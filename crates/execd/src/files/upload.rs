@@ -49,7 +49,10 @@ const MAX_DRAIN: usize = 32 << 20;
 const MAX_FLUSHED: usize = 16;
 
 /// `POST /files/upload`. The upload is not cancelled midway through putting files in place.
-pub(crate) async fn upload(State(app): State<App>, request: Request) -> std::result::Result<Response, ApiError> {
+pub(crate) async fn upload(
+    State(app): State<App>,
+    request: Request,
+) -> std::result::Result<Response, ApiError> {
     let content_type = request.headers().get(header::CONTENT_TYPE).map_or(&[][..], |value| value.as_bytes());
     let boundary = boundary(content_type).map_err(refused_body)?;
     let mut multipart = Multipart::new(request.into_body().into_data_stream(), &boundary);
@@ -116,7 +119,10 @@ where
                 let text = collect(multipart).await?;
                 staged.targets.push_back(read_metadata(app, &text).await?);
                 if staged.targets.len() > MAX_WAITING {
-                    return Err(bad_request(code::INVALID_FILE, "too many metadata parts without their files"));
+                    return Err(bad_request(
+                        code::INVALID_FILE,
+                        "too many metadata parts without their files",
+                    ));
                 }
             }
             b"file" => receive_file(multipart, &mut staged).await?,
@@ -130,6 +136,7 @@ where
             }
         }
     }
+    multipart.finish().await.map_err(refused_body)?;
     if staged.targets.is_empty() && staged.placed == 0 {
         return Err(bad_request(code::INVALID_FILE_METADATA, "the form has no 'metadata' part"));
     }
@@ -168,7 +175,10 @@ async fn read_metadata(app: &App, text: &[u8]) -> std::result::Result<Target, Ap
     let invalid = |message: String| bad_request(code::INVALID_FILE_METADATA, message);
     let metadata: Metadata = serde_json::from_slice(text)
         .map_err(|error| invalid(format!("the metadata is not the expected JSON: {error}")))?;
-    let path = metadata.path.filter(|path| !path.is_empty()).ok_or_else(|| invalid("the metadata has no 'path'".to_owned()))?;
+    let path = metadata
+        .path
+        .filter(|path| !path.is_empty())
+        .ok_or_else(|| invalid("the metadata has no 'path'".to_owned()))?;
     if path.ends_with('/') {
         return Err(invalid(format!("{path}: ends in a slash; name the file")));
     }
@@ -182,7 +192,8 @@ async fn read_metadata(app: &App, text: &[u8]) -> std::result::Result<Target, Ap
         Ok(Target { requested, attributes: wanted.resolve(&accounts)? })
     };
     // A look at the disk is needed for some paths only.
-    let plain = !path.contains(['$', '~']) && metadata.wanted.owner.is_none() && metadata.wanted.group.is_none();
+    let plain =
+        !path.contains(['$', '~']) && metadata.wanted.owner.is_none() && metadata.wanted.group.is_none();
     let target = if plain {
         resolve(app, &path, &metadata.wanted)
     } else {
@@ -192,7 +203,10 @@ async fn read_metadata(app: &App, text: &[u8]) -> std::result::Result<Target, Ap
     target.map_err(refused_metadata)
 }
 
-async fn receive_file<S, E>(multipart: &mut Multipart<S>, staged: &mut Staged) -> std::result::Result<(), ApiError>
+async fn receive_file<S, E>(
+    multipart: &mut Multipart<S>,
+    staged: &mut Staged,
+) -> std::result::Result<(), ApiError>
 where
     S: Stream<Item = std::result::Result<Bytes, E>> + Unpin,
     E: std::fmt::Display,
@@ -222,10 +236,14 @@ async fn place(staged: &mut Staged) -> std::result::Result<(), ApiError> {
     let pairs: Vec<(Target, Content)> = staged.targets.drain(..count).zip(contents).collect();
     staged.placed += count;
     staged.files = 0;
-    staged.bytes = staged.contents.iter().map(|content| match content {
-        Content::Memory(content) => content.len(),
-        Content::File(_) => 0,
-    }).sum();
+    staged.bytes = staged
+        .contents
+        .iter()
+        .map(|content| match content {
+            Content::Memory(content) => content.len(),
+            Content::File(_) => 0,
+        })
+        .sum();
     Ok(super::blocking(move || place_all(pairs)).await?)
 }
 
@@ -256,7 +274,12 @@ fn place_all(pairs: Vec<(Target, Content)>) -> Result<()> {
     remote.dedup_by(|one, other| Arc::ptr_eq(one, other));
     for dir in remote {
         // Opened for reading: a descriptor that only names the directory cannot be flushed.
-        let opened = rustix::fs::openat(&dir, c".", OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty());
+        let opened = rustix::fs::openat(
+            &dir,
+            c".",
+            OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC,
+            Mode::empty(),
+        );
         if let Err(errno) = opened.and_then(|dir| flush(&dir)) {
             tracing::debug!(error = %errno, "a directory was not flushed");
         }
@@ -277,7 +300,11 @@ fn follow(parent: &Arc<OwnedFd>, name: &std::ffi::OsStr) -> rustix::io::Result<(
     }
 }
 
-fn put(content: Content, (dir, name): &(Arc<OwnedFd>, OsString), attributes: &Attributes) -> rustix::io::Result<std::fs::File> {
+fn put(
+    content: Content,
+    (dir, name): &(Arc<OwnedFd>, OsString),
+    attributes: &Attributes,
+) -> rustix::io::Result<std::fs::File> {
     let temp = match content {
         Content::File(temp) => temp,
         Content::Memory(content) => {
@@ -292,7 +319,9 @@ fn put(content: Content, (dir, name): &(Arc<OwnedFd>, OsString), attributes: &At
 fn wrong_target(shown: &str, errno: Errno) -> FileError {
     match errno {
         Errno::ISDIR => FileError::Invalid(format!("{shown}: is a directory; name a file in it")),
-        Errno::NODEV | Errno::NXIO => FileError::Invalid(format!("{shown}: exists and is not a regular file")),
+        Errno::NODEV | Errno::NXIO => {
+            FileError::Invalid(format!("{shown}: exists and is not a regular file"))
+        }
         errno => FileError::of(shown, "write the file", errno),
     }
 }
