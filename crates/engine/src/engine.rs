@@ -258,11 +258,12 @@ impl Engine {
     pub async fn shutdown(&self) {
         let Some(end) = self.inner.end.lock().unwrap_or_else(PoisonError::into_inner).take() else { return };
         let inner = Arc::clone(&self.inner);
-        inner.spawners.close();
+        inner.pool.close();
+        // Before their parents end: those reap them.
         inner.retire.settled().await;
+        inner.spawners.close();
         inner.stopped.send_replace(true);
         let blocking = tokio::task::spawn_blocking(move || {
-            inner.pool.close();
             inner.retire.close();
             for thread in end.threads {
                 if thread.join().is_err() {
@@ -274,6 +275,8 @@ impl Engine {
             drop(end.dns);
             inner.maker.stop_network();
             inner.cgroups.remove_bases();
+            // Succeeds only when no sandbox has its socket in it.
+            let _ = std::fs::remove_dir(&inner.maker.run_dir);
             drop(end.lock);
         });
         if let Err(error) = blocking.await {

@@ -30,6 +30,11 @@ pub(crate) struct Link {
 /// Brings the process into a known state and reads the first message. Whatever a sandbox inherits from its
 /// spawner is set here once, not at each start.
 pub(crate) fn begin() -> io::Result<(Link, Hello, Vec<OwnedFd>)> {
+    // Whoever started the server may have left descriptors open in it that are inherited on and on.
+    // SAFETY: nothing of this process has opened anything yet.
+    if unsafe { libc::syscall(libc::SYS_close_range, 3, u32::MAX, 0) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
     signals()?;
     rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o022));
     limits();

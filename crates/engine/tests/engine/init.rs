@@ -1,0 +1,58 @@
+//! PID 1 of the tests' sandboxes: the least that speaks the boot protocol.
+
+use std::fs::File;
+use std::io::{Read, Write};
+use std::os::fd::{FromRawFd, OwnedFd};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::process::{Command, ExitCode};
+
+use osb_protocol::boot::{Boot, Ended, Started};
+
+fn own(number: i32) -> File {
+    // SAFETY: the engine passed the descriptor, and each number is taken once.
+    let fd = unsafe { OwnedFd::from_raw_fd(number) };
+    rustix::io::fcntl_setfd(&fd, rustix::io::FdFlags::CLOEXEC).expect("a descriptor");
+    fd.into()
+}
+
+pub(crate) fn main(number: &str) -> ExitCode {
+    let mut text = Vec::new();
+    own(number.parse().unwrap()).read_to_end(&mut text).expect("the boot document");
+    let boot: Boot = serde_json::from_slice(&text).expect("a boot document");
+    let mut started = own(boot.fds.started);
+    let mut ended = own(boot.fds.ended);
+    let log = own(boot.fds.log);
+    let _listener = own(boot.fds.listen);
+    let work: Vec<File> = boot.fds.work_cgroup.iter().map(|number| own(*number)).collect();
+    let usage = &boot.fds.usage;
+    let _usage: Vec<File> =
+        [usage.cpuacct_usage, usage.cpu_stat, usage.memory_current, usage.memory_stat, usage.oom_events]
+            .into_iter()
+            .flatten()
+            .map(own)
+            .collect();
+
+    let mut command = Command::new(&boot.entrypoint[0]);
+    command.args(&boot.entrypoint[1..]).env_clear().envs(boot.env).current_dir(boot.cwd.as_deref().unwrap_or("/"));
+    command.stdout(log.try_clone().unwrap()).stderr(log);
+    // SAFETY: only writes to open descriptors.
+    unsafe {
+        command.pre_exec(move || work.iter().try_for_each(|mut file| file.write_all(b"0")));
+    }
+    let mut child = match command.spawn() {
+        Ok(child) => child,
+        Err(error) => {
+            let failed = Started::Failed { errno: error.raw_os_error(), message: error.to_string() };
+            writeln!(started, "{}", serde_json::to_string(&failed).unwrap()).unwrap();
+            return ExitCode::FAILURE;
+        }
+    };
+    let running = Started::Running { pid: child.id().cast_signed() };
+    writeln!(started, "{}", serde_json::to_string(&running).unwrap()).unwrap();
+    drop(started);
+    let status = child.wait().unwrap();
+    let exit_code = status.code().or(status.signal().map(|signal| 128 + signal)).unwrap();
+    let word = Ended { exit_code, signal: status.signal(), oom_kills: None };
+    writeln!(ended, "{}", serde_json::to_string(&word).unwrap()).unwrap();
+    ExitCode::SUCCESS
+}
