@@ -53,7 +53,8 @@ impl Filter {
         Ok(found)
     }
 
-    /// Puts our table into force, in place of the one that is there if any. Gives what [`Filter::fingerprint`] says then.
+    /// Puts our table into force, in place of the one that is there if any. Gives what [`Filter::fingerprint`]
+    /// says then.
     pub(super) fn install(&self, policies: &Policies) -> Result<Vec<u64>, NetError> {
         const ACTION: &str = "install the packet filter of sandboxes";
         let ruleset = Ruleset::new(policies).map_err(NetError::filter(ACTION))?;

@@ -149,8 +149,8 @@ impl Links {
         ])
     }
 
-    /// Waits until the slot's end can send, when the host's end is up. The kernel sees to that behind the scenes (newer
-    /// ones at the latest when asked), and what a sandbox sent before would be lost and cost it a second.
+    /// Waits until the slot's end can send, when the host's end is up. The kernel sees to that behind the scenes
+    /// (newer ones at the latest when asked), and what a sandbox sent before would be lost and cost it a second.
     pub(super) fn wait_for_slot_end(&mut self) -> io::Result<()> {
         const OPERATIONAL: u8 = 6;
         self.0.limit_waiting(Duration::from_secs(1))?;

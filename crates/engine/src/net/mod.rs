@@ -214,12 +214,12 @@ impl Network {
     }
 
     /// Readies a slot for its next sandbox, after every process of the last one has ended and the caller has closed
-    /// its own sockets in the namespace. TCP connections that are still there are aborted. Takes some 0.1 ms, or 0.4 ms if
-    /// the slot had traffic.
+    /// its own sockets in the namespace. TCP connections that are still there are aborted. Takes some 0.1 ms, or
+    /// 0.4 ms if the slot had traffic.
     ///
     /// # Errors
-    /// [`NetError::StillUsed`] if somebody outside holds other sockets of the namespace; like after any other error the
-    /// slot then has to be destroyed, not used again.
+    /// [`NetError::StillUsed`] if somebody outside holds other sockets of the namespace; like after any other error
+    /// the slot then has to be destroyed, not used again.
     pub fn recycle(&self, slot: &NetSlot) -> Result<(), NetError> {
         let shared = &*self.shared;
         let action = || format!("clear network slot {}", slot.index);

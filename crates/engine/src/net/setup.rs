@@ -15,7 +15,8 @@ use super::slot::set;
 use super::{DOOMED, NetConfig};
 
 const FORWARD: &str = "ipv4/ip_forward";
-/// In the comment of our table: forwarding was off before sandboxes needed it. The last instance to leave restores it.
+/// In the comment of our table: forwarding was off before sandboxes needed it. The last instance to leave restores
+/// it.
 const WAS_OFF: &str = "ip_forward was 0";
 const WAS_ON: &str = "ip_forward was 1";
 
