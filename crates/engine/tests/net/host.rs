@@ -213,7 +213,8 @@ fn a_chain_that_cannot_be_changed_stops_nothing_else() {
     let (host, _internet) = world();
     host.run(|| {
         // A table that belongs to the program that made it, as newer firewalld keeps its own.
-        let mut owner = Command::new("nft").arg("-i").stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
+        let mut owner =
+            Command::new("nft").arg("-i").stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
         let rules = "table inet owned { flags owner; \
                      chain forward { type filter hook forward priority 0; policy drop; }; }\n";
         owner.stdin.as_mut().unwrap().write_all(rules.as_bytes()).unwrap();
