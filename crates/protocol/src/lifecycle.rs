@@ -10,6 +10,8 @@ mod lenient;
 mod network;
 mod pool;
 mod sandbox;
+#[cfg(feature = "openapi")]
+mod schemas;
 mod snapshot;
 mod template;
 mod volume;

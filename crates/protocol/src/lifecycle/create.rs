@@ -8,6 +8,8 @@ use serde::{Deserialize, Serialize};
 use super::lenient;
 use super::network::NetworkPolicy;
 use super::sandbox::SandboxStatus;
+#[cfg(feature = "openapi")]
+use super::schemas;
 use super::volume::Volume;
 use crate::time::WireTime;
 
@@ -198,21 +200,4 @@ pub struct CreateSandboxResponse {
     pub created_at: WireTime,
     /// Program and arguments it runs.
     pub entrypoint: Vec<String>,
-}
-
-#[cfg(feature = "openapi")]
-mod schemas {
-    use utoipa::openapi::schema::{Object, ObjectBuilder, Type};
-
-    pub(super) fn os() -> Object {
-        words(["linux", "windows"])
-    }
-
-    pub(super) fn arch() -> Object {
-        words(["amd64", "arm64"])
-    }
-
-    fn words(words: [&str; 2]) -> Object {
-        ObjectBuilder::new().schema_type(Type::String).enum_values(Some(words)).build()
-    }
 }

@@ -3,6 +3,8 @@
 use serde::{Deserialize, Serialize};
 
 use super::lenient;
+#[cfg(feature = "openapi")]
+use super::schemas;
 use crate::time::WireTime;
 
 /// Text of a diagnostic source.
@@ -13,12 +15,12 @@ pub struct DiagnosticContentResponse {
     /// The sandbox.
     pub sandbox_id: String,
     /// Which kind.
-    #[cfg_attr(feature = "openapi", schema(inline))]
+    #[cfg_attr(feature = "openapi", schema(schema_with = schemas::diagnostic_kind))]
     pub kind: DiagnosticKind,
     /// Which part, as asked for.
     pub scope: String,
     /// How the text comes.
-    #[cfg_attr(feature = "openapi", schema(inline))]
+    #[cfg_attr(feature = "openapi", schema(schema_with = schemas::diagnostic_delivery))]
     pub delivery: DiagnosticDelivery,
     /// Media type of the text.
     pub content_type: String,
@@ -49,7 +51,6 @@ pub struct DiagnosticContentResponse {
 /// Kinds of diagnostic text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub enum DiagnosticKind {
     /// Output.
     Logs,
@@ -60,7 +61,6 @@ pub enum DiagnosticKind {
 /// How diagnostic text comes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub enum DiagnosticDelivery {
     /// In the answer.
     Inline,
@@ -73,6 +73,7 @@ pub enum DiagnosticDelivery {
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct HealthResponse {
     /// Always `healthy`.
+    #[cfg_attr(feature = "openapi", schema(schema_with = schemas::healthy))]
     pub status: String,
 }
 
@@ -90,6 +91,7 @@ pub struct VersionResponse {
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct MetricsEvent {
     /// Always `sandbox.create`.
+    #[cfg_attr(feature = "openapi", schema(schema_with = schemas::sandbox_create))]
     #[serde(alias = "event_type")]
     pub event_type: String,
     /// The sandbox, if there is one.

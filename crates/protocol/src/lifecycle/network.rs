@@ -5,6 +5,8 @@ use std::fmt;
 use serde::{Deserialize, Deserializer, Serialize, de};
 
 use super::lenient;
+#[cfg(feature = "openapi")]
+use super::schemas;
 
 /// Which destinations a sandbox may reach.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -13,7 +15,7 @@ use super::lenient;
 pub struct NetworkPolicy {
     /// What happens where no rule matches; absent means deny.
     #[serde(default, alias = "default_action", skip_serializing_if = "Option::is_none")]
-    #[cfg_attr(feature = "openapi", schema(inline))]
+    #[cfg_attr(feature = "openapi", schema(schema_with = schemas::policy_action, required = false))]
     pub default_action: Option<PolicyAction>,
     /// Rules in order.
     #[serde(default, deserialize_with = "lenient::or_default")]
@@ -26,7 +28,7 @@ pub struct NetworkPolicy {
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct NetworkRule {
     /// What happens.
-    #[cfg_attr(feature = "openapi", schema(inline))]
+    #[cfg_attr(feature = "openapi", schema(schema_with = schemas::policy_action))]
     pub action: PolicyAction,
     /// Domain, wildcard domain, address or range.
     #[cfg_attr(feature = "openapi", schema(min_length = 1))]
@@ -36,7 +38,6 @@ pub struct NetworkRule {
 /// Let pass or refuse. Read in any case: one official client writes it with a capital.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub enum PolicyAction {
     /// Let pass.
     Allow,

@@ -8,6 +8,8 @@ use std::str::FromStr;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::create::{ImageSpec, PlatformSpec};
+#[cfg(feature = "openapi")]
+use super::schemas;
 use crate::time::WireTime;
 
 /// A sandbox.
@@ -169,10 +171,12 @@ impl<'de> Deserialize<'de> for SandboxState {
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct AllocationSummary {
     /// Always `pool`.
+    #[cfg_attr(feature = "openapi", schema(schema_with = schemas::pool, required = false))]
     pub mode: String,
     /// Name of the pool.
     pub pool_ref: String,
     /// Always `allocated`.
+    #[cfg_attr(feature = "openapi", schema(schema_with = schemas::allocated, required = false))]
     pub state: String,
 }
 

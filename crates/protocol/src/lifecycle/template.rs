@@ -6,6 +6,8 @@ use serde::{Deserialize, Serialize};
 
 use super::lenient;
 use super::sandbox::PaginationInfo;
+#[cfg(feature = "openapi")]
+use super::schemas;
 use crate::time::WireTime;
 
 /// Asks for a template.
@@ -37,7 +39,7 @@ pub struct CreateFsbTemplateRequest {
     pub publish: String,
     /// Form of the result.
     #[serde(default, deserialize_with = "lenient::or_default")]
-    #[cfg_attr(feature = "openapi", schema(inline, default = "overlaybd"))]
+    #[cfg_attr(feature = "openapi", schema(schema_with = schemas::template_format_or_default, required = false))]
     pub format: TemplateFormat,
 }
 
@@ -59,7 +61,6 @@ pub struct FsbTemplateReadiness {
 /// Form of a template's result.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub enum TemplateFormat {
     /// A machine image.
     Native,
@@ -100,7 +101,7 @@ pub struct FsbTemplate {
     /// Where the result goes.
     pub publish: String,
     /// Form of the result.
-    #[cfg_attr(feature = "openapi", schema(inline))]
+    #[cfg_attr(feature = "openapi", schema(schema_with = schemas::template_format))]
     pub format: TemplateFormat,
     /// State.
     pub status: FsbTemplateStatus,
@@ -118,7 +119,7 @@ pub struct FsbTemplate {
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct FsbTemplateStatus {
     /// How far it is.
-    #[cfg_attr(feature = "openapi", schema(inline))]
+    #[cfg_attr(feature = "openapi", schema(schema_with = schemas::template_phase))]
     pub phase: TemplatePhase,
     /// The result.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -132,7 +133,6 @@ pub struct FsbTemplateStatus {
 
 /// How far a template is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub enum TemplatePhase {
     /// Not begun.
     Pending,

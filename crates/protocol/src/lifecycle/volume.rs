@@ -5,6 +5,8 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use super::lenient;
+#[cfg(feature = "openapi")]
+use super::schemas;
 
 /// One mount. Exactly one of `host`, `pvc` and `ossfs` is set.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -90,7 +92,7 @@ pub struct OssfsVolume {
     pub endpoint: String,
     /// Version of the mount program.
     #[serde(default, deserialize_with = "lenient::or_default")]
-    #[cfg_attr(feature = "openapi", schema(inline, default = "2.0"))]
+    #[cfg_attr(feature = "openapi", schema(schema_with = schemas::ossfs_version, required = false))]
     pub version: OssfsVersion,
     /// Options of the mount program.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -113,7 +115,6 @@ impl fmt::Debug for OssfsVolume {
 
 /// Version of the bucket mount program.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub enum OssfsVersion {
     /// The first.
     #[serde(rename = "1.0")]

@@ -14,6 +14,8 @@ use utoipa::openapi::{
     Schema, Server,
 };
 
+use utoipa::ToSchema;
+
 use HttpMethod::{Delete, Get, Patch, Post, Put};
 
 /// One operation.
@@ -22,6 +24,8 @@ struct Operation {
     path: &'static str,
     id: &'static str,
     query: &'static [Parameter],
+    /// Besides the request id.
+    headers: &'static [&'static str],
     /// Schema of the body, and whether a body must be sent.
     body: Option<(Body, bool)>,
     ok: (u16, Answer),
@@ -32,9 +36,11 @@ enum Body {
     Of(&'static str),
     ListOf(&'static str),
     Texts,
+    Anything,
 }
 
 enum Answer {
+    Anything,
     Of(&'static str),
     Text,
     OfOrText(&'static str),
@@ -70,7 +76,7 @@ const fn operation(
     ok: (u16, Answer),
     errors: &'static [u16],
 ) -> Operation {
-    Operation { method, path, id, query: &[], body: None, ok, errors }
+    Operation { method, path, id, query: &[], headers: &[], body: None, ok, errors }
 }
 
 impl Operation {
@@ -138,6 +144,9 @@ fn operations() -> Vec<Operation> {
         operation(Get, "/health", "health", (200, Answer::Of("HealthResponse")), &[]),
         operation(Get, "/version", "version", (200, Answer::Of("VersionResponse")), &[]),
     ];
+    if let Some(metrics) = list.iter_mut().find(|operation| operation.path == "/metrics/events") {
+        metrics.headers = &["User-Agent"];
+    }
     let mut snapshot = operation(Post, "/sandboxes/{sandboxId}/snapshots", "createSnapshot", (202, Answer::Of("Snapshot")), &[400, 401, 403, 404, 409, 422, 500, 501, 503]);
     snapshot.body = Some((Body::Of("CreateSnapshotRequest"), false));
     list.push(snapshot);
@@ -150,8 +159,14 @@ fn operations() -> Vec<Operation> {
         (Patch, "patchSandboxProxyRoot", "patchSandboxProxyPath"),
         (Delete, "deleteSandboxProxyRoot", "deleteSandboxProxyPath"),
     ] {
-        list.push(operation(method.clone(), root, root_id, (200, Answer::Nothing), PROXY));
-        list.push(operation(method, below, below_id, (200, Answer::Nothing), PROXY));
+        for (path, id) in [(root, root_id), (below, below_id)] {
+            let mut proxied = operation(method.clone(), path, id, (200, Answer::Anything), PROXY);
+            proxied.headers = &["OpenSandbox-Secure-Access", "OPENSANDBOX-EGRESS-AUTH", "OpenSandbox-Access-Renew"];
+            if method != Get {
+                proxied.body = Some((Body::Anything, false));
+            }
+            list.push(proxied);
+        }
     }
     list
 }
@@ -164,26 +179,7 @@ pub fn document() -> OpenApi {
         paths = paths.path(operation.path, path_item(operation));
     }
     let components = ComponentsBuilder::new()
-        .schema_from::<wire::CreateSandboxRequest>()
-        .schema_from::<wire::CreateSandboxResponse>()
-        .schema_from::<wire::ListSandboxesResponse>()
-        .schema_from::<wire::Endpoint>()
-        .schema_from::<wire::PatchSandboxMetadataRequest>()
-        .schema_from::<wire::RenewSandboxExpirationRequest>()
-        .schema_from::<wire::RenewSandboxExpirationResponse>()
-        .schema_from::<wire::CreateSnapshotRequest>()
-        .schema_from::<wire::ListSnapshotsResponse>()
-        .schema_from::<wire::PolicyStatusResponse>()
-        .schema_from::<wire::DiagnosticContentResponse>()
-        .schema_from::<wire::CreatePoolRequest>()
-        .schema_from::<wire::UpdatePoolRequest>()
-        .schema_from::<wire::ListPoolsResponse>()
-        .schema_from::<wire::CreateFsbTemplateRequest>()
-        .schema_from::<wire::ListFsbTemplatesResponse>()
-        .schema_from::<wire::MetricsEvent>()
-        .schema_from::<wire::HealthResponse>()
-        .schema_from::<wire::VersionResponse>()
-        .schema_from::<ErrorBody>()
+        .schemas_from_iter(schemas())
         .schema("ValidationError", validation_error())
         .schema("HTTPValidationError", validation_body())
         .schema("FrameworkError", framework_error())
@@ -201,6 +197,36 @@ pub fn document() -> OpenApi {
         .build()
 }
 
+/// The wire types and whatever they name.
+fn schemas() -> Vec<(String, RefOr<Schema>)> {
+    fn add<T: ToSchema>(list: &mut Vec<(String, RefOr<Schema>)>) {
+        list.push((T::name().into_owned(), T::schema()));
+        T::schemas(list);
+    }
+    let mut list = Vec::new();
+    add::<wire::CreateSandboxRequest>(&mut list);
+    add::<wire::CreateSandboxResponse>(&mut list);
+    add::<wire::ListSandboxesResponse>(&mut list);
+    add::<wire::Endpoint>(&mut list);
+    add::<wire::PatchSandboxMetadataRequest>(&mut list);
+    add::<wire::RenewSandboxExpirationRequest>(&mut list);
+    add::<wire::RenewSandboxExpirationResponse>(&mut list);
+    add::<wire::CreateSnapshotRequest>(&mut list);
+    add::<wire::ListSnapshotsResponse>(&mut list);
+    add::<wire::PolicyStatusResponse>(&mut list);
+    add::<wire::DiagnosticContentResponse>(&mut list);
+    add::<wire::CreatePoolRequest>(&mut list);
+    add::<wire::UpdatePoolRequest>(&mut list);
+    add::<wire::ListPoolsResponse>(&mut list);
+    add::<wire::CreateFsbTemplateRequest>(&mut list);
+    add::<wire::ListFsbTemplatesResponse>(&mut list);
+    add::<wire::MetricsEvent>(&mut list);
+    add::<wire::HealthResponse>(&mut list);
+    add::<wire::VersionResponse>(&mut list);
+    add::<ErrorBody>(&mut list);
+    list
+}
+
 fn path_item(operation: Operation) -> PathItem {
     let mut built = OperationBuilder::new().operation_id(Some(operation.id)).tag(tag(operation.path));
     for name in operation.path.split(['{', '}']).skip(1).step_by(2) {
@@ -216,24 +242,29 @@ fn path_item(operation: Operation) -> PathItem {
     for parameter in operation.query {
         built = built.parameter(query_parameter(*parameter));
     }
-    built = built.parameter(
-        ParameterBuilder::new()
-            .name("X-Request-ID")
-            .parameter_in(ParameterIn::Header)
-            .required(Required::False)
-            .schema(Some(text())),
-    );
+    for name in std::iter::once(&"X-Request-ID").chain(operation.headers) {
+        built = built.parameter(
+            ParameterBuilder::new()
+                .name(*name)
+                .parameter_in(ParameterIn::Header)
+                .required(Required::False)
+                .schema(Some(text())),
+        );
+    }
     if let Some((body, required)) = operation.body {
-        let schema = match body {
-            Body::Of(name) => reference(name),
-            Body::ListOf(name) => ArrayBuilder::new().items(reference(name)).build().into(),
-            Body::Texts => ArrayBuilder::new().items(text()).build().into(),
+        let (kind, schema) = match body {
+            Body::Of(name) => ("application/json", reference(name)),
+            Body::ListOf(name) => {
+                ("application/json", ArrayBuilder::new().items(reference(name)).build().into())
+            }
+            Body::Texts => ("application/json", ArrayBuilder::new().items(text()).build().into()),
+            Body::Anything => ("*/*", anything()),
         };
         let required = if required { Required::True } else { Required::False };
         built = built.request_body(Some(
             RequestBodyBuilder::new()
                 .required(Some(required))
-                .content("application/json", Content::new(Some(schema)))
+                .content(kind, Content::new(Some(schema)))
                 .build(),
         ));
     }
@@ -244,6 +275,14 @@ fn path_item(operation: Operation) -> PathItem {
     }
     if let Answer::Text | Answer::OfOrText(_) = answer {
         response = response.content("text/plain", Content::new(Some(text())));
+    }
+    if let Answer::Anything = answer {
+        // Any status of the service in the sandbox.
+        let any = ResponseBuilder::new()
+            .description("as the service in the sandbox has it")
+            .content("*/*", Content::new(Some(anything())));
+        built = built.response("default", any);
+        response = response.content("*/*", Content::new(Some(anything())));
     }
     built = built.response(status.to_string(), response);
     for status in operation.errors {
@@ -288,6 +327,10 @@ fn query_parameter(parameter: Parameter) -> ParameterBuilder {
 
 fn reference(name: &str) -> RefOr<Schema> {
     Ref::from_schema_name(name).into()
+}
+
+fn anything() -> RefOr<Schema> {
+    ObjectBuilder::new().schema_type(SchemaType::AnyValue).build().into()
 }
 
 fn text() -> RefOr<Schema> {

@@ -79,7 +79,7 @@ async fn bad_bodies_are_refused_alike_on_all_routes_and_never_repeated() {
         format!("\"{secret}\""),
         format!("{{\"image\": \"{secret}\", \"expiresAt\": \"{secret}\", \"k\": [\"{secret}\"]"),
         format!(
-            "{{\"image\": \"{secret}\", \"expiresAt\": \"{secret}\", \"a\": {{\"b\": \"{secret}\"}}, \"name\": [\"{secret}\"]}}"
+            "{{\"image\": \"{secret}\", \"expiresAt\": \"{secret}\", \"a\": {{\"b\": \"{secret}\"}}, \"name\": [\"{secret}\"], \"egress\": \"{secret}\"}}"
         ),
         format!("[{{\"action\": \"{secret}\", \"target\": \"{secret}\"}}, 7]"),
         format!("{secret}"),

@@ -48,7 +48,11 @@ async fn other_methods_are_refused_with_the_right_ones() {
         let mut methods: Vec<_> = answer.header("allow").split(", ").collect();
         methods.sort_unstable();
         assert_eq!(methods.join(", "), allow, "{method} {path}");
-        assert_eq!(answer.json()["detail"], "Method Not Allowed");
+        if method == "HEAD" {
+            assert!(answer.text.is_empty());
+        } else {
+            assert_eq!(answer.json()["detail"], "Method Not Allowed");
+        }
     }
     server.call("HEAD", "/nowhere", None).await.expect(404);
 }
