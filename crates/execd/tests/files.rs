@@ -11,7 +11,7 @@ use axum::body::Body;
 use http::Method;
 use osb_execd::app::Shared;
 use serde_json::json;
-use web::files::{Part, metadata, start};
+use web::files::{Part, metadata, start, start_in};
 use web::{Daemon, encode};
 
 #[tokio::test]
@@ -378,7 +378,7 @@ async fn searches() {
 
 #[tokio::test]
 async fn a_large_tree_is_answered_whole() {
-    let files = start().await;
+    let files = start_in("/dev/shm").await;
     std::fs::create_dir(files.path("many")).unwrap();
     let dir =
         rustix::fs::open(files.path("many"), rustix::fs::OFlags::PATH, rustix::fs::Mode::empty()).unwrap();

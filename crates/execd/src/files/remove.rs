@@ -175,7 +175,7 @@ mod tests {
 
     #[test]
     fn a_tree_deeper_than_any_path_is_removed() {
-        let root = tempfile::tempdir().unwrap();
+        let root = tempfile::tempdir_in("/dev/shm").unwrap();
         let mut dir = open(root.path()).unwrap();
         for _ in 0..5_000 {
             rustix::fs::mkdirat(&dir, c"deep", Mode::RWXU).unwrap();
@@ -189,7 +189,7 @@ mod tests {
 
     #[test]
     fn many_entries() {
-        let root = tempfile::tempdir().unwrap();
+        let root = tempfile::tempdir_in("/dev/shm").unwrap();
         let wide = root.path().join("wide");
         std::fs::create_dir(&wide).unwrap();
         for n in 0..5_000 {

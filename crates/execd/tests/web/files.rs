@@ -16,7 +16,12 @@ pub struct Files {
 }
 
 pub async fn start() -> Files {
-    let dir = tempfile::tempdir().unwrap();
+    start_in(std::env::temp_dir()).await
+}
+
+/// As [`start`], in a directory of the caller's choice.
+pub async fn start_in(parent: impl AsRef<Path>) -> Files {
+    let dir = tempfile::tempdir_in(parent).unwrap();
     let home = dir.path().join("home");
     std::fs::create_dir(&home).unwrap();
     let env = vec![("HOME".into(), home.into()), ("SPACE".into(), dir.path().into())];
