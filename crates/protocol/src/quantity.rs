@@ -39,7 +39,7 @@ impl FromStr for CpuNanos {
         let plain = !number.is_empty() && number.bytes().all(|b| b.is_ascii_digit() || b == b'.');
         let value: f64 = number.parse().map_err(|_| QuantityError::Cpu)?;
         let nanos = value * scale;
-        if !plain || !nanos.is_finite() || nanos < 1.0 || nanos >= 9.2e18 {
+        if !plain || !(1.0..9.2e18).contains(&nanos) {
             return Err(QuantityError::Cpu);
         }
         #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]

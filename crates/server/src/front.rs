@@ -10,7 +10,7 @@ use axum::response::{IntoResponse, Response};
 use futures_util::FutureExt;
 use http::uri::PathAndQuery;
 use http::{HeaderMap, HeaderValue, Method, StatusCode, Uri, header};
-use osb_protocol::lifecycle::{API_KEY_HEADER, ORIGIN_HEADER, REQUEST_ID_HEADER};
+use osb_protocol::lifecycle::{API_KEY_HEADER, REQUEST_ID_HEADER};
 use subtle::ConstantTimeEq;
 use tower::ServiceExt;
 use tracing::Instrument;
@@ -216,7 +216,7 @@ impl Cors {
     /// The answer to a preflight; it is given before any key is asked for.
     fn preflight(&self, request: &Request) -> Option<Response> {
         self.origin.as_ref()?;
-        let wanted = request.headers().get(header::ACCESS_CONTROL_REQUEST_METHOD)?;
+        request.headers().get(header::ACCESS_CONTROL_REQUEST_METHOD)?;
         if request.method() != Method::OPTIONS {
             return None;
         }
@@ -226,7 +226,6 @@ impl Cors {
             header::ACCESS_CONTROL_ALLOW_METHODS,
             HeaderValue::from_static("DELETE, GET, HEAD, OPTIONS, PATCH, POST, PUT"),
         );
-        let _ = wanted;
         if let Some(names) = request.headers().get(header::ACCESS_CONTROL_REQUEST_HEADERS) {
             headers.insert(header::ACCESS_CONTROL_ALLOW_HEADERS, names.clone());
         }
@@ -241,7 +240,6 @@ impl Cors {
         headers
             .insert(header::ACCESS_CONTROL_EXPOSE_HEADERS, HeaderValue::from_static("OPEN-SANDBOX-ORIGIN"));
         headers.append(header::VARY, HeaderValue::from_static("Origin"));
-        debug_assert_eq!(ORIGIN_HEADER, "open-sandbox-origin");
     }
 }
 

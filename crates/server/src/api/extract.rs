@@ -79,8 +79,8 @@ pub(crate) async fn read(body: axum::body::Body, headers: &HeaderMap) -> Result<
         return Err(ApiError::BodyTooLarge(BODY_LIMIT));
     }
     axum::body::to_bytes(body, BODY_LIMIT).await.map_err(|error| {
-        let too_large =
-            std::error::Error::source(&error).is_some_and(|e| e.is::<http_body_util::LengthLimitError>());
+        let too_large = std::error::Error::source(&error)
+            .is_some_and(<dyn std::error::Error>::is::<http_body_util::LengthLimitError>);
         if too_large {
             ApiError::BodyTooLarge(BODY_LIMIT)
         } else {
@@ -138,7 +138,7 @@ fn is_json(headers: &HeaderMap) -> bool {
 /// A parse error without the value that caused it.
 fn describe(error: &serde_path_to_error::Error<serde_json::Error>) -> Issue {
     let mut loc = vec![Loc::Name("body".to_owned())];
-    for segment in error.path().iter() {
+    for segment in error.path() {
         match segment {
             Segment::Seq { index } => loc.push(Loc::Index(*index)),
             Segment::Map { key } => loc.push(Loc::Name(key.clone())),
@@ -162,9 +162,10 @@ fn describe(error: &serde_path_to_error::Error<serde_json::Error>) -> Issue {
     let expects = ["invalid type: ", "invalid value: ", "invalid length ", "unknown variant "];
     if expects.iter().any(|start| text.starts_with(start)) {
         // What was sent stands before the last of these; what stands behind is ours.
-        let msg = text
-            .rsplit_once(", expected ")
-            .map_or("another value is expected".to_owned(), |(_, wanted)| format!("{wanted} is expected"));
+        let msg = text.rsplit_once(", expected ").map_or_else(
+            || "another value is expected".to_owned(),
+            |(_, wanted)| format!("{wanted} is expected"),
+        );
         return Issue { kind: "value_error", loc, msg };
     }
     // Texts of our own visitors.

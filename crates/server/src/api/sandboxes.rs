@@ -101,7 +101,8 @@ pub(super) async fn list(
 /// Page and page size of a list request.
 pub(super) fn page(query: &Query) -> Result<(u32, u32), ApiError> {
     let page = query.int("page", 1, u64::from(u32::MAX))?.unwrap_or(1);
-    let size = query.int("pageSize", 1, u64::from(MAX_PAGE_SIZE))?.unwrap_or(u64::from(DEFAULT_PAGE_SIZE));
+    let size =
+        query.int("pageSize", 1, u64::from(MAX_PAGE_SIZE))?.unwrap_or_else(|| DEFAULT_PAGE_SIZE.into());
     // Both are in range of the smaller type.
     Ok((u32::try_from(page).unwrap_or(u32::MAX), u32::try_from(size).unwrap_or(MAX_PAGE_SIZE)))
 }

@@ -82,7 +82,7 @@ async fn bad_bodies_are_refused_alike_on_all_routes_and_never_repeated() {
             "{{\"image\": \"{secret}\", \"expiresAt\": \"{secret}\", \"a\": {{\"b\": \"{secret}\"}}, \"name\": [\"{secret}\"], \"egress\": \"{secret}\"}}"
         ),
         format!("[{{\"action\": \"{secret}\", \"target\": \"{secret}\"}}, 7]"),
-        format!("{secret}"),
+        secret.to_owned(),
         "[".repeat(2000),
         "nul".to_owned(),
         "{\"a\":1}{\"b\":2}".to_owned(),

@@ -132,3 +132,37 @@ async fn ended_sandboxes_stay_for_a_while() {
     }
     assert_eq!(server.fake.live(), 0);
 }
+
+#[tokio::test]
+async fn access_renews_those_that_asked_for_it_and_not_too_often() {
+    let server = Server::with("renew_intent.enabled = true\n").await;
+    let extended = json!({"timeout": 60, "extensions": {"access.renew.extend.seconds": "300"}});
+    let asked = server.create(with(extended.clone())).await.expect(202);
+    let silent = server.create(with(json!({"timeout": 60}))).await.expect(202);
+    let skipped = server.create(with(extended)).await.expect(202);
+    for answer in [&asked, &silent] {
+        server.get(&format!("/v1/sandboxes/{}/proxy/80/", answer.id())).await.expect(502);
+    }
+    let request = http::Request::get(format!("/v1/sandboxes/{}/proxy/80/", skipped.id()))
+        .header("opensandbox-access-renew", "skip")
+        .body(axum::body::Body::empty())
+        .unwrap();
+    server.send(request).await.expect(502);
+    let mut renewed = json!(null);
+    for _ in 0..500 {
+        renewed = server.get(&format!("/v1/sandboxes/{}", asked.id())).await.json()["expiresAt"].clone();
+        if renewed != asked.json()["expiresAt"] {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    assert!(renewed.as_str().unwrap() > from_now(290_000_000).as_str());
+    // A second access within the quiet time changes nothing, nor does one that never asked.
+    server.get(&format!("/v1/sandboxes/{}/proxy/80/", asked.id())).await.expect(502);
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    assert_eq!(server.get(&format!("/v1/sandboxes/{}", asked.id())).await.json()["expiresAt"], renewed);
+    for answer in [&silent, &skipped] {
+        let shown = server.get(&format!("/v1/sandboxes/{}", answer.id())).await.json();
+        assert_eq!(shown["expiresAt"], answer.json()["expiresAt"]);
+    }
+}
