@@ -62,7 +62,7 @@ stop() {
         "${as_root[@]}" dist/osb server --config "$directory/config.toml" --purge >>"$directory/server.log" 2>&1 ||
             say "leftovers in $directory could not be removed: see $directory/server.log"
     fi
-    if [ "$code" != 0 ] && [ -s "$directory/server.log" ]; then
+    if [ "$code" != 0 ] && [ "$code" -lt 128 ] && [ -s "$directory/server.log" ]; then
         say "--- the server's last words"
         tail -n 20 "$directory/server.log"
     fi
