@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use osb_protocol::boot::{LineEndings, UsageFds};
 
+use crate::account_cache::AccountCache;
 use crate::command::registry::Registry;
 use crate::usage;
 
@@ -35,6 +36,8 @@ pub struct Shared {
     pub line_endings: LineEndings,
     /// What only the embedded engine tells; empty elsewhere.
     pub limits: Limits,
+    /// The image's accounts.
+    pub accounts: AccountCache,
     /// The commands that can be asked about.
     pub commands: Registry,
 }
@@ -48,6 +51,7 @@ impl Default for Shared {
             cwd: "/".into(),
             line_endings: LineEndings::default(),
             limits: Limits::default(),
+            accounts: AccountCache::default(),
             commands: Registry::default(),
         }
     }

@@ -1,5 +1,6 @@
 //! `execd`: the daemon inside every sandbox. PID 1, commands, files and metrics over HTTP.
 
+pub mod account_cache;
 pub mod accounts;
 pub mod app;
 pub mod args;

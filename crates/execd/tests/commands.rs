@@ -312,12 +312,16 @@ fn an_interrupt_ends_what_ignores_it() {
     assert!((2900..6000).contains(&began.elapsed().as_millis()), "{:?}", began.elapsed());
     assert_eq!(stream.rest().last().unwrap()["error"]["evalue"], "137");
     assert!(!is_alive("sleep 53") && !is_alive("sleep 54"));
-    // A stopped process cannot handle TERM either.
+}
+
+#[test]
+fn an_interrupt_reaches_a_stopped_process() {
+    let daemon = Daemon::start();
     let mut stopped = daemon.stream(json!({ "command": "echo ready; kill -STOP $$; echo on" }));
     let id = stopped.id();
     stopped.until("stdout");
     assert_eq!(daemon.call("DELETE", &format!("/command?id={id}"), None).head.status, 200);
-    assert_eq!(stopped.rest().last().unwrap()["error"]["evalue"], "137");
+    assert_eq!(stopped.rest().last().unwrap()["error"]["evalue"], "143");
 }
 
 #[test]

@@ -108,7 +108,7 @@ impl Checked {
         }
         env.0.extend(self.envs.iter().map(|(name, value)| (name.into(), value.into())));
 
-        let accounts = Accounts::read();
+        let accounts = app.accounts.get();
         let identity = self.identity(app, &accounts)?;
         env.add_account(&accounts, identity.as_ref());
 

@@ -134,7 +134,7 @@ pub async fn interrupt(command: Arc<Command>) -> Result<(), ApiError> {
         return Ok(());
     }
     let tag = command.tag;
-    let members = blocking(move || tree::signal(tag, rustix::process::Signal::TERM)).await?;
+    let members = blocking(move || tree::terminate(tag)).await?;
     let ended = async {
         for member in members {
             // A descriptor that cannot be waited for is left to the kill below.

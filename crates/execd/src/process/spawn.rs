@@ -4,6 +4,7 @@
 //! The older `clone` is used, not `clone3`: it knows all that is needed here, and there are system call filters
 //! in the field that answer `EPERM` to the newer call.
 
+use std::cell::Cell;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
@@ -19,6 +20,11 @@ const BUSY_RETRIES: usize = 20;
 const BUSY_PAUSE: Duration = Duration::from_millis(1);
 /// Stack of the child until its exec. Only the touched pages cost memory.
 const STACK: usize = 64 << 10;
+
+thread_local! {
+    /// Stack of this thread's last child, for the next one: mapping and unmapping it each time costs microseconds.
+    static SPARE_STACK: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
+}
 
 /// A program ready to be started.
 #[derive(Debug)]
@@ -133,8 +139,10 @@ fn spawn_once(program: &Program, stdio: Stdio<'_>, cgroup: &[RawFd]) -> Result<S
         switch: program.identity.as_ref().is_some_and(|identity| !facts.runs_as(identity)),
         failed: None,
     };
-    let mut stack: Vec<u8> = Vec::with_capacity(STACK);
-    // SAFETY: the offset is inside the allocation of STACK bytes, rounded down to the alignment of a stack.
+    // Taken out of its place, so that nobody else can use it meanwhile.
+    let mut stack = SPARE_STACK.take();
+    stack.reserve_exact(STACK);
+    // SAFETY: the offset is inside the allocation of at least STACK bytes.
     let top = unsafe { stack.as_mut_ptr().add(STACK) };
     let top = top.wrapping_sub(top.addr() % 16);
     let mut pidfd: c_int = -1;
@@ -156,7 +164,7 @@ fn spawn_once(program: &Program, stdio: Stdio<'_>, cgroup: &[RawFd]) -> Result<S
     };
     let clone_error = io::Error::last_os_error();
     drop(blocked);
-    drop(stack);
+    SPARE_STACK.set(stack);
 
     if pid < 0 {
         return Err(explain(program, Step::Clone, clone_error.raw_os_error().unwrap_or(libc::EAGAIN)));

@@ -56,6 +56,15 @@ pub fn signal(tag: u64, signal: Signal) -> io::Result<Vec<OwnedFd>> {
     Ok(members)
 }
 
+/// Asks every process with the mark to end. One that is stopped is continued, or it could not follow.
+pub fn terminate(tag: u64) -> io::Result<Vec<OwnedFd>> {
+    let members = signal(tag, Signal::TERM)?;
+    for member in &members {
+        let _ = pidfd_send_signal(member, Signal::CONT);
+    }
+    Ok(members)
+}
+
 /// Kills every process with the mark and returns when none is left. Blocks.
 pub fn kill(tag: u64) -> io::Result<()> {
     for _ in 0..PASSES {

@@ -40,24 +40,44 @@ pub fn wide_prefix(bytes: &[u8]) -> usize {
     bytes.iter().position(u8::is_ascii).unwrap_or(bytes.len())
 }
 
-/// Appends one ASCII byte that [`plain_prefix`] stops at.
-pub fn push_special(out: &mut Vec<u8>, byte: u8) {
-    const HEX: &[u8; 16] = b"0123456789abcdef";
-    let short = match byte {
-        b'"' | b'\\' => byte,
-        b'\n' => b'n',
-        b'\r' => b'r',
-        b'\t' => b't',
-        0x08 => b'b',
-        0x0c => b'f',
-        _ => {
-            let (high, low) = (HEX[usize::from(byte >> 4)], HEX[usize::from(byte & 15)]);
-            out.extend_from_slice(&[b'\\', b'u', b'0', b'0', high, low]);
-            return;
-        }
-    };
-    out.extend_from_slice(&[b'\\', short]);
+/// Whether [`plain_prefix`] stops at this byte for another reason than a line's end or a character outside ASCII.
+#[must_use]
+pub fn is_escaped(byte: u8) -> bool {
+    is_special(byte) && byte.is_ascii() && !matches!(byte, b'\n' | b'\r')
 }
+
+/// Appends ASCII bytes that [`plain_prefix`] stops at.
+pub fn push_special(out: &mut Vec<u8>, bytes: &[u8]) {
+    out.reserve(bytes.len() * 6);
+    for &byte in bytes {
+        let short = match byte {
+            b'"' | b'\\' => byte,
+            b'\n' => b'n',
+            b'\r' => b'r',
+            b'\t' => b't',
+            0x08 => b'b',
+            0x0c => b'f',
+            _ => {
+                out.extend_from_slice(&LONG_ESCAPES[usize::from(byte & 31)]);
+                continue;
+            }
+        };
+        out.extend_from_slice(&[b'\\', short]);
+    }
+}
+
+/// The escapes of all control characters in their long form.
+const LONG_ESCAPES: [[u8; 6]; 32] = {
+    const HEX: &[u8; 16] = b"0123456789abcdef";
+    let mut escapes = [*b"\\u0000"; 32];
+    let mut byte = 0;
+    while byte < 32 {
+        escapes[byte][4] = HEX[byte >> 4];
+        escapes[byte][5] = HEX[byte & 15];
+        byte += 1;
+    }
+    escapes
+};
 
 /// Appends `count` replacement characters.
 pub fn push_replacement(out: &mut Vec<u8>, count: usize) {
@@ -82,7 +102,7 @@ mod tests {
         #[test]
         fn escapes_are_json(byte in (0u8..0x80).prop_filter("special", |byte| is_special(*byte))) {
             let mut out = vec![b'"'];
-            push_special(&mut out, byte);
+            push_special(&mut out, &[byte]);
             out.push(b'"');
             let text: String = serde_json::from_slice(&out).unwrap();
             prop_assert_eq!(text.as_bytes(), &[byte]);

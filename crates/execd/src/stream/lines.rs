@@ -20,6 +20,9 @@ pub const MAX_LINE: usize = 1 << 20;
 /// control character is six bytes of JSON.
 const MAX_ENCODED: usize = 3 << 20;
 
+/// Control characters encoded between two looks at the bounds.
+const SPECIAL_RUN: usize = 4096;
+
 /// Memory for unfinished lines above this is given back after the line.
 const KEEP_CAPACITY: usize = 64 << 10;
 
@@ -220,9 +223,11 @@ impl LineSplitter {
                     *bytes = &bytes[run..];
                 }
                 _ => {
-                    escape::push_special(dst, byte);
-                    self.length += 1;
-                    *bytes = &bytes[1..];
+                    let most = bytes.len().min(SPECIAL_RUN);
+                    let run = bytes[..most].iter().take_while(|&&byte| escape::is_escaped(byte)).count();
+                    escape::push_special(dst, &bytes[..run]);
+                    self.length += run;
+                    *bytes = &bytes[run..];
                 }
             }
         }
