@@ -13,7 +13,7 @@ from opensandbox.models import (
     WriteEntry,
 )
 
-NAMES = ["a b.txt", "50%.txt", "a#b?.txt", "a+b.txt", "ü.txt", "a&b=c.txt", "line\nbreak", "-rf", "'\"$HOME\\"]
+NAMES = ["a b.txt", "50%.txt", "a#b?.txt", "a+b.txt", "ü.txt", "a&b=c.txt", "line\nbreak", "-rf", "'\"back\\slash"]
 
 
 async def test_write_and_read(sandbox):

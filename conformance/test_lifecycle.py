@@ -299,5 +299,23 @@ async def test_environment_and_defaults_inside(config):
 
 
 async def test_set_env_persists_for_later_commands(sandbox):
-    await sandbox.commands.set_env("LATER", "it's here $HOME")
-    assert (await sandbox.commands.run('printf %s "$LATER"')).text == "it's here $HOME"
+    for value in ("plain", "$HOME stays", "it's \"here\"\n\ttoo", ""):
+        await sandbox.commands.set_env("LATER", value)
+        assert (await sandbox.commands.run('printf %s "[$LATER]"')).text == f"[{value}]"
+
+
+async def test_secure_access_asks_for_the_endpoints_token(config):
+    import httpx
+
+    sandbox = await make(config, secure_access=True)
+    try:
+        assert (await sandbox.commands.run("echo in")).text == "in"
+        endpoint = await sandbox.get_endpoint(44772)
+        async with httpx.AsyncClient() as client:
+            url = f"http://{endpoint.endpoint}/ping"
+            assert (await client.get(url, headers=endpoint.headers)).status_code == 200
+            refused = await client.get(url)
+            assert refused.status_code == 401
+            assert refused.json()["code"] == "MISSING_OR_INVALID_SECURE_ACCESS"
+    finally:
+        await sandbox.kill()

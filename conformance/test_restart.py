@@ -11,7 +11,7 @@ from opensandbox.config import ConnectionConfigSync
 from opensandbox.exceptions import SandboxApiException
 from opensandbox.models.execd import RunCommandOpts
 
-from conftest import API_KEY, IMAGE
+from conftest import API_KEY, IMAGE, free_port
 
 
 @pytest.fixture(scope="module")
@@ -66,9 +66,12 @@ def test_an_end_while_the_server_is_away_is_told(own):
 
 
 def test_a_second_server_on_the_same_data_directory_is_refused(own):
-    second = subprocess.run(
-        [own.binary, "server", "--config", str(own.config)], capture_output=True, text=True, timeout=30, stdin=subprocess.DEVNULL
-    )
-    assert second.returncode != 0
-    assert "data" in second.stderr + second.stdout
-    assert "panicked" not in second.stderr
+    other = own.directory / "other.toml"
+    other.write_text(own.config.read_text().replace(f"port = {own.port}", f"port = {free_port()}"))
+    for config, word in ((other, "is in use by another server"), (own.config, "cannot listen on")):
+        second = subprocess.run(
+            [own.binary, "server", "--config", str(config)], capture_output=True, text=True, timeout=30, stdin=subprocess.DEVNULL
+        )
+        assert second.returncode == 1
+        assert word in second.stderr
+        assert "panicked" not in second.stderr
