@@ -130,6 +130,8 @@ fn expand_variables(raw: &[u8], shown: &str, surroundings: &dyn Surroundings) ->
         let name = String::from_utf8_lossy(name);
         match surroundings.var(&name) {
             Some(value) => expanded.extend_from_slice(value.as_bytes()),
+            // As for commands, which get it from the account file where the environment has none.
+            None if name == "HOME" => expanded.extend_from_slice(surroundings.home().as_bytes()),
             None => {
                 return Err(FileError::Invalid(format!(
                     "{shown}: the variable {name} is not defined in the sandbox; write $$ for a dollar sign"
