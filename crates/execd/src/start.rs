@@ -10,7 +10,7 @@ use rustix::fs::Mode;
 
 use crate::app::{App, Shared};
 use crate::args::{self, Args, Listen, Plain};
-use crate::process::spawn;
+use crate::process::inherited;
 use crate::serve::{self, Listener};
 use crate::{init, listen, log};
 
@@ -44,8 +44,8 @@ pub fn main() -> ExitCode {
 
 /// What every form of the daemon does first, while it has one thread.
 pub(crate) fn prepare_process() -> io::Result<()> {
-    spawn::reserve_standard_descriptors()?;
-    spawn::close_inherited_on_exec()?;
+    inherited::reserve_standard()?;
+    inherited::close_on_exec()?;
     rustix::process::umask(Mode::WGRP | Mode::WOTH);
     Ok(())
 }

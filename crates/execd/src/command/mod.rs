@@ -6,6 +6,7 @@ pub mod prepare;
 pub mod registry;
 pub mod run;
 pub mod spool;
+pub mod stop;
 
 use std::sync::Arc;
 
@@ -65,7 +66,7 @@ async fn interrupt(State(app): State<App>, params: Params) -> Result<Response, A
         ApiError::new(StatusCode::NOT_FOUND, code::CONTEXT_NOT_FOUND, format!("there is no command {id:?}"))
     })?;
     // In a task of its own: a client that leaves must not stop it half way.
-    match tokio::spawn(run::interrupt(command)).await {
+    match tokio::spawn(stop::interrupt(command)).await {
         Ok(result) => result.map(|()| done()),
         Err(error) => Err(ApiError::runtime(format!("the command could not be stopped: {error}"))),
     }

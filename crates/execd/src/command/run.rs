@@ -14,13 +14,13 @@ use std::time::Duration;
 use osb_protocol::execd::ExecutionError;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::oneshot;
-use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep_until};
 
 use super::pipe::{self, Found, Pipe};
 use super::prepare::Checked;
-use super::registry::{Command, Phase};
+use super::registry::Command;
 use super::spool::Spool;
+use super::stop::{Timer, blocking};
 use crate::app::App;
 use crate::http::ApiError;
 use crate::process::exit::{self, Exit};
@@ -36,8 +36,6 @@ const PING: Duration = Duration::from_secs(3);
 const QUIET: Duration = Duration::from_millis(50);
 /// …and this long altogether.
 const QUIET_LIMIT: Duration = Duration::from_millis(250);
-/// An interrupted command has this long to end by itself.
-const INTERRUPT_GRACE: Duration = Duration::from_secs(3);
 /// Exit code of a command that could not be started.
 const NOT_STARTED: i32 = 255;
 
@@ -125,42 +123,9 @@ fn launch(app: &App, program: &Program, background: bool) -> Result<Started, Spa
     Ok(Started { pid: spawned.pid, pidfd: spawned.pidfd, outputs, oom_kills })
 }
 
-/// Asks a command to end, and makes it after a while. Returns when all its processes have gone; at once when it
-/// had ended already. Not cancel safe: run it in a task of its own.
-pub async fn interrupt(command: Arc<Command>) -> Result<(), ApiError> {
-    let mut phase = command.follow();
-    let gone = |_| ApiError::runtime("the command was broken off");
-    if matches!(*phase.wait_for(|phase| *phase != Phase::Starting).await.map_err(gone)?, Phase::Ended(_)) {
-        return Ok(());
-    }
-    let tag = command.tag;
-    let members = blocking(move || tree::terminate(tag)).await?;
-    let ended = async {
-        for member in members {
-            // A descriptor that cannot be waited for is left to the kill below.
-            if let Ok(member) = watch::readable(member) {
-                let _ = member.readable().await;
-            }
-        }
-    };
-    let _ = tokio::time::timeout(INTERRUPT_GRACE, ended).await;
-    blocking(move || tree::kill(tag)).await?;
-    phase.wait_for(|phase| matches!(phase, Phase::Ended(_))).await.map_err(gone)?;
-    Ok(())
-}
-
 /// Where the sandbox keeps what is temporary.
 fn temp_dir(app: &App) -> PathBuf {
     app.var("TMPDIR").filter(|dir| !dir.is_empty()).map_or_else(|| "/tmp".into(), PathBuf::from)
-}
-
-async fn blocking<T: Send + 'static>(
-    work: impl FnOnce() -> io::Result<T> + Send + 'static,
-) -> Result<T, ApiError> {
-    match tokio::task::spawn_blocking(work).await {
-        Ok(result) => result.map_err(|error| ApiError::runtime(error.to_string())),
-        Err(error) => Err(ApiError::runtime(error.to_string())),
-    }
 }
 
 /// One run.
@@ -179,10 +144,11 @@ struct Output {
 }
 
 impl Run {
-    async fn follow(self, started: oneshot::Receiver<Result<Started, SpawnError>>) {
-        let started = match self.await_start(started).await {
-            Ok(started) => started,
-            Err(message) => {
+    async fn follow(self, mut receiver: oneshot::Receiver<Result<Started, SpawnError>>) {
+        let started = match self.await_start(&mut receiver).await {
+            Some(Ok(started)) => started,
+            None => return self.give_up_start(receiver).await,
+            Some(Err(message)) => {
                 self.app.commands.ended(&self.command, NOT_STARTED, Some(message.clone()));
                 return self.fail(message.clone(), vec![message]);
             }
@@ -195,20 +161,38 @@ impl Run {
         }
     }
 
-    /// Waits for the exec, which a file system that does not answer may hold up; the client hears from us meanwhile.
+    /// Waits for the exec, which a file system that does not answer may hold up; the client hears from us
+    /// meanwhile. `None` when the time limit comes first.
     async fn await_start(
         &self,
-        mut started: oneshot::Receiver<Result<Started, SpawnError>>,
-    ) -> Result<Started, String> {
+        started: &mut oneshot::Receiver<Result<Started, SpawnError>>,
+    ) -> Option<Result<Started, String>> {
+        let timer = Timer::new(self.began, self.timeout);
         loop {
             tokio::select! {
-                result = &mut started => return match result {
+                biased;
+                result = &mut *started => return Some(match result {
                     Ok(Ok(started)) => Ok(started),
                     Ok(Err(error)) => Err(error.message),
                     Err(_) => Err("the start was broken off".to_owned()),
-                },
+                }),
+                () = timer.expired() => return None,
                 () = tokio::time::sleep(PING) => self.writer.push(event::push_ping),
             }
+        }
+    }
+
+    /// The time limit has passed before the exec: the client is told, and what starts after all is killed.
+    async fn give_up_start(self, started: oneshot::Receiver<Result<Started, SpawnError>>) {
+        let message = "the time limit has passed while the program was still being loaded".to_owned();
+        let exit = Exit::Signal(libc::SIGKILL);
+        self.app.commands.ended(&self.command, exit.code(), Some(message.clone()));
+        self.fail(exit.code().to_string(), vec![message]);
+        let tag = self.command.tag;
+        drop(self);
+        if let Ok(Ok(started)) = started.await {
+            let _ =
+                blocking(move || tree::kill(tag).and_then(|()| exit::wait_blocking(&started.pidfd))).await;
         }
     }
 
@@ -451,40 +435,5 @@ impl LineSplitter {
             Found::Closed => writer.push(|out| self.finish(&suffix, out)),
         }
         (found, length)
-    }
-}
-
-/// The time limit of a run.
-struct Timer {
-    at: Option<Instant>,
-    killer: Option<JoinHandle<io::Result<()>>>,
-    killed: bool,
-}
-
-impl Timer {
-    fn new(began: Instant, limit: Option<Duration>) -> Self {
-        // A limit beyond the clock's reach is none.
-        Self { at: limit.and_then(|limit| began.checked_add(limit)), killer: None, killed: false }
-    }
-
-    async fn expired(&self) {
-        match self.at {
-            Some(at) => sleep_until(at).await,
-            None => std::future::pending().await,
-        }
-    }
-
-    /// Kills all processes with the mark, elsewhere.
-    fn kill(&mut self, tag: u64) {
-        self.at = None;
-        self.killed = true;
-        self.killer = Some(tokio::task::spawn_blocking(move || tree::kill(tag)));
-    }
-
-    /// Waits until a kill under way is done.
-    async fn finish(&mut self) {
-        if let Some(killer) = self.killer.take() {
-            let _ = killer.await;
-        }
     }
 }

@@ -1,6 +1,8 @@
 //! Processes: starting them, how they end, and whole trees of them.
 
 pub mod exit;
+pub mod inherited;
+mod signals;
 pub mod spawn;
 pub mod tree;
 pub mod watch;

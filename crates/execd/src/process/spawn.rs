@@ -11,6 +11,7 @@ use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::OnceLock;
 use std::time::Duration;
 
+use super::signals;
 use crate::accounts::Identity;
 
 /// Soft and hard limit of open files for what users run.
@@ -147,7 +148,7 @@ fn spawn_once(program: &Program, stdio: Stdio<'_>, cgroup: &[RawFd]) -> Result<S
     let top = top.wrapping_sub(top.addr() % 16);
     let mut pidfd: c_int = -1;
 
-    let blocked = BlockedSignals::new();
+    let blocked = signals::Blocked::new();
     // SAFETY: CLONE_VFORK suspends this thread until the child has left `plan`, `stack` and this thread's own
     // storage by exec or exit, so nothing of them is used by two at once. `run_child` restricts itself to system
     // calls. The signals are blocked, so no handler runs on the shared memory.
@@ -224,11 +225,11 @@ fn prepare_child(plan: &Plan<'_>) -> Result<(), (Step, i32)> {
             check(Step::Limits, libc::syscall(libc::SYS_write, fd, c"0".as_ptr(), 1usize))?;
         }
         for (target, &fd) in (0..).zip(&plan.stdio) {
-            // The sources are never 0, 1 or 2 (see `facts`), so no duplicate overwrites one.
+            // The sources are never 0, 1 or 2 (see `inherited`), so no duplicate overwrites one.
             check(Step::Descriptors, i64::from(libc::dup2(fd, target)))?;
         }
         for &signal in plan.ignored {
-            set_action(signal, &[libc::SIG_DFL, 0, 0, 0]);
+            signals::set_default(signal);
         }
         libc::umask(0o022);
         set_limit(libc::RLIMIT_NOFILE, plan.open_files);
@@ -322,7 +323,7 @@ fn facts() -> &'static Facts {
             .unwrap_or_default();
         Facts {
             open_files: raise_open_files(),
-            ignored: ignored_signals(),
+            ignored: signals::ignored(),
             uid: rustix::process::geteuid().as_raw(),
             gid: rustix::process::getegid().as_raw(),
             groups,
@@ -343,79 +344,6 @@ fn raise_open_files() -> libc::rlimit64 {
         maximum.unwrap_or(libc::RLIM_INFINITY)
     };
     libc::rlimit64 { rlim_cur: soft.min(hard), rlim_max: hard }
-}
-
-/// Ignored signals stay ignored over an exec, and whoever started the daemon may have left any.
-fn ignored_signals() -> Vec<c_int> {
-    (1..=64).filter(|&signal| action_of(signal).is_some_and(|handler| handler == libc::SIG_IGN)).collect()
-}
-
-/// The kernel's own form of a signal's action: handler first. The library's calls refuse the two signals that it
-/// uses itself, yet these may come ignored from outside as well.
-type RawAction = [usize; 4];
-
-fn action_of(signal: c_int) -> Option<usize> {
-    let mut action: RawAction = [0; 4];
-    // SAFETY: only asks; `action` has room for the kernel's structure and lives during the call.
-    let result = unsafe {
-        libc::syscall(
-            libc::SYS_rt_sigaction,
-            signal,
-            std::ptr::null::<RawAction>(),
-            &raw mut action,
-            size_of::<u64>(),
-        )
-    };
-    (result == 0).then_some(action[0])
-}
-
-fn set_action(signal: c_int, action: &RawAction) {
-    // SAFETY: `action` is the kernel's structure with no handler to run, and lives during the call.
-    unsafe {
-        libc::syscall(
-            libc::SYS_rt_sigaction,
-            signal,
-            std::ptr::from_ref(action),
-            std::ptr::null_mut::<RawAction>(),
-            size_of::<u64>(),
-        );
-    }
-}
-
-/// All signals of this thread blocked until dropped.
-struct BlockedSignals(u64);
-
-impl BlockedSignals {
-    fn new() -> Self {
-        let mut before = 0u64;
-        let all = u64::MAX;
-        // SAFETY: raw call because the library's version leaves its own signals out; both sets are eight bytes.
-        unsafe {
-            libc::syscall(
-                libc::SYS_rt_sigprocmask,
-                libc::SIG_SETMASK,
-                &raw const all,
-                &raw mut before,
-                size_of::<u64>(),
-            );
-        }
-        Self(before)
-    }
-}
-
-impl Drop for BlockedSignals {
-    fn drop(&mut self) {
-        // SAFETY: restores what `new` found.
-        unsafe {
-            libc::syscall(
-                libc::SYS_rt_sigprocmask,
-                libc::SIG_SETMASK,
-                &raw const self.0,
-                std::ptr::null_mut::<u64>(),
-                size_of::<u64>(),
-            );
-        }
-    }
 }
 
 fn explain(program: &Program, step: Step, errno: i32) -> SpawnError {
@@ -459,36 +387,6 @@ fn reason(errno: i32) -> String {
     text.split(" (os error").next().unwrap_or_default().to_lowercase()
 }
 
-/// Marks everything above standard error to be closed on exec, whoever opened it.
-pub fn close_inherited_on_exec() -> io::Result<()> {
-    // SAFETY: changes a flag of descriptors; none is closed now.
-    let marked = unsafe { libc::syscall(libc::SYS_close_range, 3u32, u32::MAX, libc::CLOSE_RANGE_CLOEXEC) };
-    if marked == 0 {
-        return Ok(());
-    }
-    // Kernels before 5.11 do not know the flag.
-    for entry in std::fs::read_dir("/proc/self/fd")? {
-        let name = entry?.file_name();
-        if let Some(fd) = name.to_str().and_then(|name| name.parse::<RawFd>().ok()).filter(|&fd| fd > 2) {
-            // SAFETY: as above; a number that is gone gives an error.
-            unsafe { libc::fcntl(fd, libc::F_SETFD, libc::FD_CLOEXEC) };
-        }
-    }
-    Ok(())
-}
-
-/// Opens `/dev/null` and makes sure that 0, 1 and 2 are taken, so that no other descriptor gets these numbers.
-pub fn reserve_standard_descriptors() -> io::Result<()> {
-    loop {
-        let null = std::fs::OpenOptions::new().read(true).write(true).open("/dev/null")?;
-        if null.as_raw_fd() > 2 {
-            return Ok(());
-        }
-        // Stays open for good under the number that was free.
-        let _ = std::os::fd::IntoRawFd::into_raw_fd(null);
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -522,7 +420,7 @@ mod tests {
 
     #[test]
     fn the_child_has_a_clean_start() {
-        close_inherited_on_exec().unwrap();
+        super::super::inherited::close_on_exec().unwrap();
         let script = "grep -E 'SigBlk|SigIgn' /proc/self/status; umask; ulimit -c; ulimit -n; \
                       [ $$ = \"$(ps -o sid= -p $$ | tr -d ' ')\" ] && echo leader; ls /proc/self/fd | wc -l; exit 3";
         let (text, exit) = run(&program("/bin/sh", &["sh", "-c", script])).unwrap();

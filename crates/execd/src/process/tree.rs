@@ -18,8 +18,9 @@ use super::spawn::open_pidfd;
 /// All marks have this bit: about 146,000 years of CPU time, in microseconds.
 const MARK: u64 = 1 << 62;
 
-/// Passes of [`kill`]; each catches what was forked while the one before went on.
-const PASSES: usize = 200;
+/// How long [`kill`] tries. Each pass catches what was forked while the one before went on; only a process inside
+/// a system call that cannot be interrupted needs more than an instant.
+const KILL_LIMIT: Duration = Duration::from_secs(5);
 
 /// A mark made of an id's random bits.
 #[must_use]
@@ -67,14 +68,20 @@ pub fn terminate(tag: u64) -> io::Result<Vec<OwnedFd>> {
 
 /// Kills every process with the mark and returns when none is left. Blocks.
 pub fn kill(tag: u64) -> io::Result<()> {
-    for _ in 0..PASSES {
+    let end = Instant::now() + KILL_LIMIT;
+    loop {
         let killed = signal(tag, Signal::KILL)?;
         if killed.is_empty() {
             return Ok(());
         }
-        wait(&killed, Duration::from_secs(1))?;
+        wait(&killed, end.saturating_duration_since(Instant::now()))?;
+        if Instant::now() >= end {
+            return Err(io::Error::new(
+                io::ErrorKind::TimedOut,
+                "processes of the command keep coming back or cannot be killed",
+            ));
+        }
     }
-    Err(io::Error::other("processes of the command keep coming back or cannot be killed"))
 }
 
 /// Waits until all have ended; `false` when some have not after `limit`. Blocks.

@@ -1,0 +1,34 @@
+//! Descriptors that this process was started with.
+
+use std::io;
+use std::os::fd::{AsRawFd as _, RawFd};
+
+/// Marks everything above standard error to be closed on exec, whoever opened it.
+pub fn close_on_exec() -> io::Result<()> {
+    // SAFETY: changes a flag of descriptors; none is closed now.
+    let marked = unsafe { libc::syscall(libc::SYS_close_range, 3u32, u32::MAX, libc::CLOSE_RANGE_CLOEXEC) };
+    if marked == 0 {
+        return Ok(());
+    }
+    // Kernels before 5.11 do not know the flag.
+    for entry in std::fs::read_dir("/proc/self/fd")? {
+        let name = entry?.file_name();
+        if let Some(fd) = name.to_str().and_then(|name| name.parse::<RawFd>().ok()).filter(|&fd| fd > 2) {
+            // SAFETY: as above; a number that is gone gives an error.
+            unsafe { libc::fcntl(fd, libc::F_SETFD, libc::FD_CLOEXEC) };
+        }
+    }
+    Ok(())
+}
+
+/// Opens `/dev/null` and makes sure that 0, 1 and 2 are taken, so that no other descriptor gets these numbers.
+pub fn reserve_standard() -> io::Result<()> {
+    loop {
+        let null = std::fs::OpenOptions::new().read(true).write(true).open("/dev/null")?;
+        if null.as_raw_fd() > 2 {
+            return Ok(());
+        }
+        // Stays open for good under the number that was free.
+        let _ = std::os::fd::IntoRawFd::into_raw_fd(null);
+    }
+}
