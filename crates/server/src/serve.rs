@@ -147,7 +147,7 @@ async fn connection(
     });
     let mut builder = hyper::server::conn::http1::Builder::new();
     // Between requests this is what ends an idle connection; within one it bounds the head.
-    builder.timer(TokioTimer::new()).header_read_timeout(keep_alive).pipeline_flush(true);
+    builder.timer(TokioTimer::new()).header_read_timeout(keep_alive);
     let mut connection = pin!(builder.serve_connection(TokioIo::new(stream), service).with_upgrades());
     let result = tokio::select! {
         result = connection.as_mut() => result,
