@@ -18,9 +18,11 @@ if ! cargo deny --version 2>/dev/null | grep -q "^cargo-deny $DENY_VERSION\$"; t
     (cd / && env -u CARGO_TARGET_DIR cargo install --quiet --locked --version "=$DENY_VERSION" cargo-deny)
 fi
 cargo deny --locked check --hide-inclusion-graph bans licenses sources
+say "== generated pages"
+python3 scripts/config_docs.py --check
 say "== scripts"
 for script in .ci/run scripts/*.sh; do bash -n "$script"; done
-python3 - examples/*.py conformance/*.py <<'PYTHON'
+python3 - examples/*.py conformance/*.py scripts/*.py <<'PYTHON'
 import ast, pathlib, sys
 for name in sys.argv[1:]:
     ast.parse(pathlib.Path(name).read_text(), name)
