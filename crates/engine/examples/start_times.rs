@@ -70,29 +70,28 @@ async fn measure(execd: &str, name: &str) -> Result<(), String> {
     full(&engine, &image).await;
     print(&format!("{READY} prepared in {} ms", begin.elapsed().as_millis()));
 
-    let mut totals = Vec::new();
-    let mut stages: Vec<(&'static str, Vec<u32>)> = Vec::new();
-    while totals.len() < ROUNDS {
-        for _ in 0..READY / 2 {
-            let begin = Instant::now();
-            let created = engine.create(request(&image)).await.map_err(text)?;
-            totals.push(u32::try_from(begin.elapsed().as_micros()).unwrap_or(u32::MAX));
-            for (i, (stage, micros)) in created.stages.into_iter().enumerate() {
-                if stages.len() <= i {
-                    stages.push((stage, Vec::new()));
+    // One at a time, with nothing else to do; then one after the other, while the pool is being filled.
+    for (title, pace) in [("paced", 1), ("in turn", READY / 2)] {
+        let mut totals = Vec::new();
+        let mut stages: Vec<(&'static str, Vec<u32>)> = Vec::new();
+        let rounds = if pace == 1 { ROUNDS / 3 } else { ROUNDS };
+        while totals.len() < rounds {
+            for _ in 0..pace {
+                let begin = Instant::now();
+                let created = engine.create(request(&image)).await.map_err(text)?;
+                totals.push(u32::try_from(begin.elapsed().as_micros()).unwrap_or(u32::MAX));
+                for (i, (stage, micros)) in created.stages.into_iter().enumerate() {
+                    if stages.len() <= i {
+                        stages.push((stage, Vec::new()));
+                    }
+                    stages[i].1.push(micros);
                 }
-                stages[i].1.push(micros);
+                engine.delete(created.id);
             }
-            engine.delete(created.id);
+            engine.settled().await;
+            full(&engine, &image).await;
         }
-        engine.settled().await;
-        full(&engine, &image).await;
-    }
-    print(&format!("{:<10}{:>8}{:>8}{:>8}   µs", "create", "p50", "p90", "p99"));
-    for (stage, values) in stages.iter_mut().map(|(stage, values)| (*stage, values)).chain([("call", &mut totals)]) {
-        values.sort_unstable();
-        let at = |share: usize| values[(values.len() * share / 100).min(values.len() - 1)];
-        print(&format!("{stage:<10}{:>8}{:>8}{:>8}", at(50), at(90), at(99)));
+        table(title, stages, totals);
     }
 
     for _ in 0..3 {
@@ -143,6 +142,16 @@ async fn measure(execd: &str, name: &str) -> Result<(), String> {
     print(&format!("create + delete by 4: {:.0} per second", ROUNDS as f64 / begin.elapsed().as_secs_f64()));
     engine.shutdown().await;
     std::fs::remove_dir_all(&dir).map_err(text)
+}
+
+fn table(title: &str, mut stages: Vec<(&'static str, Vec<u32>)>, totals: Vec<u32>) {
+    print(&format!("{title:<10}{:>8}{:>8}{:>8}   µs", "p50", "p90", "p99"));
+    stages.push(("call", totals));
+    for (stage, mut values) in stages {
+        values.sort_unstable();
+        let at = |share: usize| values[(values.len() * share / 100).min(values.len() - 1)];
+        print(&format!("{stage:<10}{:>8}{:>8}{:>8}", at(50), at(90), at(99)));
+    }
 }
 
 async fn full(engine: &Engine, image: &Image) {

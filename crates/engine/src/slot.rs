@@ -302,7 +302,7 @@ impl Maker {
         ready.id = id;
         // Nobody has looked at the overlay yet, so what is changed below it is what it will show.
         for (name, text) in [("hostname", hostname_file(id)), ("hosts", hosts_file(id))] {
-            let path = dir.join("0/u/etc").join(name);
+            let path = dir.join("u0/etc").join(name);
             if path.exists() {
                 std::fs::write(path, text)?;
             }

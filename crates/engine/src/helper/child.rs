@@ -14,7 +14,7 @@ use crate::seccomp::{Filter, Insn};
 
 /// Names of the stages, in order. The first is the clone itself.
 pub(crate) const STAGES: [&str; 11] =
-    ["clone", "cgroup", "overlay", "proc", "sys", "dev", "root", "user", "caps", "seccomp", "exec"];
+    ["clone", "cgroup", "overlay", "root", "dev", "proc", "sys", "user", "caps", "seccomp", "exec"];
 
 /// How far the child has come, and why it stopped.
 #[derive(Debug, Default)]
@@ -90,14 +90,16 @@ pub(crate) struct Mount {
 pub(crate) struct Template {
     /// Descriptor of the daemon's executable.
     pub(crate) execd: RawFd,
-    /// The `/dev` that is cloned. A path, since a descriptor would name the spawner's copy of the mount, which
-    /// cannot be cloned from another mount namespace.
-    pub(crate) dev: CString,
     /// Directory on which the new root is assembled.
     pub(crate) stage_dir: CString,
+    /// Where the old root goes, below the new one, until a mount of `sys` covers it.
+    pub(crate) old_root: CString,
+    /// The `/dev` that is cloned. A path below the old root, since a descriptor would name the spawner's copy of the
+    /// mount, which cannot be cloned from another mount namespace.
+    pub(crate) dev: CString,
     /// `/proc` and its masks, by paths relative to the new root.
     pub(crate) proc: Vec<Mount>,
-    /// `/sys` and its masks.
+    /// `/sys` and its masks. Covers the old root, so it comes last.
     pub(crate) sys: Vec<Mount>,
     pub(crate) caps: CapSet,
     /// Number of the kernel's last capability.
@@ -202,23 +204,25 @@ impl Run<'_> {
                 MOVE_MOUNT_F_EMPTY_PATH
             )?;
         }
+        self.stage_ends();
+
+        // The old root is not unmounted, which would wait for every processor of the machine: `/sys` is mounted over
+        // it, and taking that away again needs a capability over this mount namespace that no sandbox has. It holds
+        // nothing but an empty directory and the `/dev` of all sandboxes, and is read-only.
         call!(self, libc::SYS_chdir, template.stage_dir.as_ptr())?;
-        self.stage_ends();
-
-        self.mounts(&template.proc)?;
-        self.stage_ends();
-
-        self.mounts(&template.sys)?;
+        call!(self, libc::SYS_pivot_root, c".".as_ptr(), template.old_root.as_ptr())?;
+        call!(self, libc::SYS_chdir, c"/".as_ptr())?;
+        call!(self, libc::SYS_sethostname, plan.hostname.as_ptr(), plan.hostname.len())?;
         self.stage_ends();
 
         self.dev(&template.dev)?;
         self.mounts(plan.dev)?;
         self.stage_ends();
 
-        call!(self, libc::SYS_pivot_root, c".".as_ptr(), c".".as_ptr())?;
-        call!(self, libc::SYS_umount2, c".".as_ptr(), libc::MNT_DETACH)?;
-        call!(self, libc::SYS_chdir, c"/".as_ptr())?;
-        call!(self, libc::SYS_sethostname, plan.hostname.as_ptr(), plan.hostname.len())?;
+        self.mounts(&template.proc)?;
+        self.stage_ends();
+
+        self.mounts(&template.sys)?;
         self.stage_ends();
 
         if let Some(namespace) = plan.user_namespace {

@@ -9,6 +9,8 @@ use super::child::Mount;
 pub(crate) const DEV_TEMPLATE: &str = "/dev";
 /// Where a sandbox's root is assembled.
 pub(crate) const STAGE: &str = "/root";
+/// Where the spawner's root is seen, relative to the sandbox's, until `/sys` covers it.
+pub(crate) const OLD_ROOT: &str = "sys";
 
 const QUIET: libc::c_ulong = libc::MS_NOSUID | libc::MS_NODEV | libc::MS_NOEXEC;
 
@@ -54,12 +56,11 @@ enum Group {
     Sys,
 }
 
-/// `/proc` and what covers parts of it.
+/// `/proc` and what covers parts of it. `/dev` is there already.
 pub(crate) fn proc(user_namespace: bool) -> io::Result<Vec<Mount>> {
     let mut mounts = vec![Mount::new(c"proc", c"proc", QUIET, "")?];
-    let null = CString::new(format!("{DEV_TEMPLATE}/null"))?;
     let masked = MASKED.iter().chain(if user_namespace { &[][..] } else { &MASKED_FROM_ROOT[..] });
-    mounts.extend(masked.map(|target| bind(&null, target)));
+    mounts.extend(masked.map(|target| bind(c"dev/null", target)));
     if !user_namespace {
         emptied(&mut mounts, Group::Proc)?;
         for target in READ_ONLY_FOR_ROOT {

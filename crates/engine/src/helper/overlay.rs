@@ -14,10 +14,13 @@ use rustix::thread::UnshareFlags;
 use super::startup::while_doing;
 use super::userns::as_user;
 
-/// Directories of one overlay.
-pub(super) struct Paths<'a> {
-    /// Holds `u`, the upper layer, and `w`, the work directory: both must be on one mount.
+/// Layers of one overlay.
+pub(super) struct Layers<'a> {
+    /// Directory of the sandbox. Upper layer and work directory must be on one mount, so it is what is cloned.
     pub(super) parent: &'a Path,
+    /// Names of the two in it.
+    pub(super) upper: &'a str,
+    pub(super) work: &'a str,
     /// Topmost first.
     pub(super) lowers: &'a [&'a Path],
 }
@@ -47,7 +50,7 @@ impl Overlays {
     /// Makes an overlay. `root_id` is the host id of root inside.
     pub(super) fn make(
         &self,
-        paths: &Paths<'_>,
+        layers: &Layers<'_>,
         namespace: Option<BorrowedFd<'_>>,
         root_id: u32,
     ) -> io::Result<OwnedFd> {
@@ -56,12 +59,12 @@ impl Overlays {
         match self {
             Self::Descriptors => {
                 let lowers =
-                    paths.lowers.iter().map(|lower| tree(lower, namespace)).collect::<io::Result<Vec<_>>>()?;
+                    layers.lowers.iter().map(|lower| tree(lower, namespace)).collect::<io::Result<Vec<_>>>()?;
                 for lower in &lowers {
                     fsconfig_set_fd(&context, "lowerdir+", lower).map_err(doing("lowerdir"))?;
                 }
-                let parent = tree(paths.parent, namespace)?;
-                for (key, name) in [("upperdir", "u"), ("workdir", "w")] {
+                let parent = tree(layers.parent, namespace)?;
+                for (key, name) in [("upperdir", layers.upper), ("workdir", layers.work)] {
                     let dir = rustix::fs::openat(&parent, name, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
                     fsconfig_set_fd(&context, key, &dir).map_err(doing(key))?;
                 }
@@ -69,13 +72,13 @@ impl Overlays {
             }
             Self::Paths(place) => {
                 let mut attached = Attached::new(place);
-                let mut lowers = Vec::with_capacity(paths.lowers.len());
-                for lower in paths.lowers {
+                let mut lowers = Vec::with_capacity(layers.lowers.len());
+                for lower in layers.lowers {
                     lowers.push(attached.attach(tree(lower, namespace)?)?);
                 }
                 fsconfig_set_string(&context, "lowerdir", lowers.join(":")).map_err(doing("lowerdir"))?;
-                let parent = attached.attach(tree(paths.parent, namespace)?)?;
-                for (key, name) in [("upperdir", "u"), ("workdir", "w")] {
+                let parent = attached.attach(tree(layers.parent, namespace)?)?;
+                for (key, name) in [("upperdir", layers.upper), ("workdir", layers.work)] {
                     fsconfig_set_string(&context, key, format!("{parent}/{name}")).map_err(doing(key))?;
                 }
                 finish(&context, root_id)
@@ -184,4 +187,63 @@ fn doing(action: &str) -> impl FnOnce(rustix::io::Errno) -> io::Error {
 
 fn with_path(error: io::Error, path: &Path) -> io::Error {
     io::Error::new(error.kind(), format!("'{}': {error}", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::MetadataExt;
+
+    use super::*;
+    use crate::helper::userns;
+
+    /// Both ways to name layers, also where the kernel at hand would take the first. Each test has a thread of its
+    /// own, so a mount namespace is the test's alone.
+    #[test]
+    fn files_of_root_inside_keep_their_owner_on_disk() {
+        if !rustix::process::geteuid().is_root() {
+            println!("skipped: needs root");
+            return;
+        }
+        const ROOT_ID: u32 = 0x2000_0000;
+        let dir = tempfile::tempdir().unwrap();
+        let path = |name: &str| dir.path().join(name);
+        for name in ["top", "bottom", "sandbox"] {
+            std::fs::create_dir(path(name)).unwrap();
+        }
+        std::fs::write(path("top/which"), "top").unwrap();
+        std::fs::write(path("bottom/which"), "bottom").unwrap();
+        std::fs::write(path("bottom/only"), "bottom").unwrap();
+        let namespace = userns::make(ROOT_ID, 65_536).unwrap();
+        let lowers = [path("top"), path("bottom")];
+        let lowers: Vec<&Path> = lowers.iter().map(std::path::PathBuf::as_path).collect();
+        for (number, overlays) in [Overlays::Descriptors, Overlays::by_path().unwrap()].into_iter().enumerate() {
+            let (upper, work) = (format!("u{number}"), format!("w{number}"));
+            std::fs::create_dir(path("sandbox").join(&upper)).unwrap();
+            std::fs::create_dir(path("sandbox").join(&work)).unwrap();
+            let parent = path("sandbox");
+            let layers = Layers { parent: &parent, upper: &upper, work: &work, lowers: &lowers };
+            let overlay = match overlays.make(&layers, Some(namespace.as_fd()), ROOT_ID) {
+                Ok(overlay) => overlay,
+                Err(error) if number == 0 => {
+                    println!("skipped: this kernel takes no descriptors: {error}");
+                    continue;
+                }
+                Err(error) => panic!("{error}"),
+            };
+            let read = |name: &str| {
+                let file = rustix::fs::openat(&overlay, name, OFlags::RDONLY, Mode::empty()).unwrap();
+                std::io::read_to_string(std::fs::File::from(file)).unwrap()
+            };
+            assert_eq!((read("which").as_str(), read("only").as_str()), ("top", "bottom"));
+            userns::as_user(ROOT_ID, || {
+                let flags = OFlags::CREATE | OFlags::WRONLY;
+                rustix::fs::openat(&overlay, "new", flags, Mode::from_raw_mode(0o600))?;
+                Ok(())
+            })
+            .unwrap();
+            assert_eq!(std::fs::metadata(parent.join(&upper).join("new")).unwrap().uid(), 0);
+            let inside = rustix::fs::statat(&overlay, "new", rustix::fs::AtFlags::empty()).unwrap();
+            assert_eq!(inside.st_uid, ROOT_ID);
+        }
+    }
 }

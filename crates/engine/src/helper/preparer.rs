@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use rustix::net::RecvFlags;
 
 use super::message::{Hello, Prepare, Prepared, RootSpec};
-use super::overlay::{Overlays, Paths};
+use super::overlay::{Layers, Overlays};
 use super::startup::{self, while_doing};
 use super::userns;
 
@@ -17,7 +17,7 @@ use super::userns;
 pub(crate) const IDS: u32 = 65_536;
 
 pub(super) fn run() -> io::Result<()> {
-    let (mut link, hello, _) = startup::begin()?;
+    let (mut link, hello, _) = startup::begin(c"osb-preparer")?;
     let mut preparer = match Preparer::new(&hello) {
         Ok((preparer, finding)) => {
             startup::answer(&mut link, &Ok(finding))?;
@@ -101,7 +101,7 @@ impl Preparer {
             })
         });
         // The upper layer's owner shows whether ids were mapped on the way to the disk.
-        let owner = std::fs::metadata(sandbox.join("0/u/probe")).map(|meta| meta.uid());
+        let owner = std::fs::metadata(sandbox.join("u0/probe")).map(|meta| meta.uid());
         std::fs::remove_dir_all(&sandbox).or_else(absent_is_fine)?;
         std::fs::remove_dir_all(&lower)?;
         result?;
@@ -145,19 +145,17 @@ impl Preparer {
     ) -> io::Result<Vec<OwnedFd>> {
         let mut overlays = Vec::with_capacity(request.roots.len());
         for (number, root) in request.roots.iter().enumerate() {
-            let parent = dir.join(number.to_string());
-            private_dir(&parent)?;
-            let upper = parent.join("u");
-            DirBuilder::new().mode(0o755).create(&upper)?;
-            std::fs::create_dir(parent.join("w"))?;
+            let (upper, work) = (format!("u{number}"), format!("w{number}"));
+            DirBuilder::new().mode(0o755).create(dir.join(&upper))?;
+            std::fs::create_dir(dir.join(&work))?;
             let lowers: Vec<&Path> = root.lowers.iter().map(Path::new).collect();
             if number == 0 {
-                write_files(&upper, &lowers, &request.files)?;
+                write_files(&dir.join(&upper), &lowers, &request.files)?;
             }
-            let paths = Paths { parent: &parent, lowers: &lowers };
+            let layers = Layers { parent: dir, upper: &upper, work: &work, lowers: &lowers };
             let overlay = self
                 .overlays
-                .make(&paths, namespace, root_id)
+                .make(&layers, namespace, root_id)
                 .map_err(while_doing(&format!("mount the overlay of {}", root.mountpoint)))?;
             overlays.push(overlay);
         }

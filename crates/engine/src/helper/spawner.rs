@@ -14,7 +14,7 @@ use rustix::thread::{LinkNameSpaceType, UnshareFlags};
 
 use super::child::{self, Plan, Progress, Template};
 use super::message::{Hello, Outcome, Spawn, Spawned};
-use super::mounts::{self, DEV_TEMPLATE, STAGE};
+use super::mounts::{self, DEV_TEMPLATE, OLD_ROOT, STAGE};
 use super::startup::{self, KEPT_FROM, Link, while_doing};
 use crate::caps::CapSet;
 use crate::seccomp::Filter;
@@ -25,7 +25,7 @@ const STACK_BYTES: usize = 64 << 10;
 const FIRST: RawFd = 3;
 
 pub(super) fn run() -> io::Result<()> {
-    let (mut link, hello, fds) = startup::begin()?;
+    let (mut link, hello, fds) = startup::begin(c"osb-spawner")?;
     match Spawner::new(&hello, fds) {
         Ok(mut spawner) => {
             startup::answer(&mut link, &Ok(None))?;
@@ -62,8 +62,9 @@ impl Spawner {
         let args = [c"execd".to_owned(), c"--boot-fd".to_owned(), CString::new(FIRST.to_string())?];
         let template = Template {
             execd: execd.as_raw_fd(),
-            dev: CString::new(DEV_TEMPLATE)?,
             stage_dir: CString::new(STAGE)?,
+            old_root: CString::new(OLD_ROOT)?,
+            dev: CString::new(format!("/{OLD_ROOT}{DEV_TEMPLATE}"))?,
             proc: mounts::proc(hello.user_namespace)?,
             sys: mounts::sys(hello.user_namespace)?,
             caps: CapSet(hello.caps),
@@ -211,7 +212,10 @@ fn mount_namespace() -> io::Result<()> {
     for dir in [STAGE, DEV_TEMPLATE] {
         std::fs::create_dir(dir)?;
     }
-    dev_template()
+    dev_template()?;
+    // Every sandbox has this root below its own.
+    rustix::mount::mount_remount("/", MountFlags::BIND | MountFlags::RDONLY | quiet, c"")?;
+    Ok(())
 }
 
 /// The `/dev` of all sandboxes. Read-only, so that none can leave something for another.

@@ -1,5 +1,6 @@
 //! What all helpers do first.
 
+use std::ffi::CStr;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
@@ -29,12 +30,14 @@ pub(crate) struct Link {
 
 /// Brings the process into a known state and reads the first message. Whatever a sandbox inherits from its
 /// spawner is set here once, not at each start.
-pub(crate) fn begin() -> io::Result<(Link, Hello, Vec<OwnedFd>)> {
+pub(crate) fn begin(name: &CStr) -> io::Result<(Link, Hello, Vec<OwnedFd>)> {
     // Whoever started the server may have left descriptors open in it that are inherited on and on.
     // SAFETY: nothing of this process has opened anything yet.
     if unsafe { libc::syscall(libc::SYS_close_range, 3, u32::MAX, 0) } != 0 {
         return Err(io::Error::last_os_error());
     }
+    // The program's own name would be `exe`.
+    rustix::thread::set_name(name)?;
     signals()?;
     rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o022));
     limits();
