@@ -28,7 +28,10 @@ pub enum Adopted {
 impl Engine {
     /// Takes back the sandboxes of an earlier life, answers in the order given, removes everything of this instance
     /// that none of them owns, and begins to prepare. To be called once, before anything else.
-    pub async fn adopt(&self, known: Vec<(SandboxId, Record)>) -> Result<Vec<(SandboxId, Adopted)>, EngineError> {
+    pub async fn adopt(
+        &self,
+        known: Vec<(SandboxId, Record)>,
+    ) -> Result<Vec<(SandboxId, Adopted)>, EngineError> {
         let inner = Arc::clone(&self.inner);
         let runtime = tokio::runtime::Handle::current();
         let done = tokio::task::spawn_blocking(move || {
@@ -115,8 +118,9 @@ impl Inner {
         for path in entries(&self.maker.run_dir).filter(|path| !sockets.contains(path)) {
             let _ = std::fs::remove_file(path);
         }
-        let strangers = entries(&self.maker.data_dir.join(SANDBOXES))
-            .filter(|path| path.file_name().and_then(|name| name.to_str()).is_none_or(|name| !named.contains(name)));
+        let strangers = entries(&self.maker.data_dir.join(SANDBOXES)).filter(|path| {
+            path.file_name().and_then(|name| name.to_str()).is_none_or(|name| !named.contains(name))
+        });
         for dir in strangers {
             let announced = self.retire.announce();
             self.retire.hand_in(Remains { slot: None, dir: Some(dir) }, announced);

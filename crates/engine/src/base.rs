@@ -79,7 +79,10 @@ fn sealed(bytes: &[u8]) -> io::Result<File> {
     let mut file = File::from(fd);
     file.write_all(bytes)?;
     file.set_permissions(Permissions::from_mode(0o555))?;
-    rustix::fs::fcntl_add_seals(&file, SealFlags::SEAL | SealFlags::SHRINK | SealFlags::GROW | SealFlags::WRITE)?;
+    rustix::fs::fcntl_add_seals(
+        &file,
+        SealFlags::SEAL | SealFlags::SHRINK | SealFlags::GROW | SealFlags::WRITE,
+    )?;
     Ok(file)
 }
 
@@ -130,7 +133,8 @@ mod tests {
         let base = Base::set_up(dir.path(), &source).unwrap();
         let again = Base::set_up(dir.path(), &source).unwrap();
         assert_eq!(base.layer, again.layer);
-        let mode = |path: &str| std::fs::metadata(base.layer.join(path)).unwrap().permissions().mode() & 0o7777;
+        let mode =
+            |path: &str| std::fs::metadata(base.layer.join(path)).unwrap().permissions().mode() & 0o7777;
         assert_eq!((mode("tmp"), mode("proc"), mode("opt/opensandbox/execd")), (0o1777, 0o755, 0o755));
 
         let mut execd = base.execd.try_clone().unwrap();

@@ -60,7 +60,10 @@ pub(crate) fn document(boot: &Boot) -> io::Result<OwnedFd> {
     let mut file = File::from(fd);
     file.write_all(&serde_json::to_vec(boot)?)?;
     rustix::fs::seek(&file, rustix::fs::SeekFrom::Start(0))?;
-    rustix::fs::fcntl_add_seals(&file, SealFlags::SEAL | SealFlags::SHRINK | SealFlags::GROW | SealFlags::WRITE)?;
+    rustix::fs::fcntl_add_seals(
+        &file,
+        SealFlags::SEAL | SealFlags::SHRINK | SealFlags::GROW | SealFlags::WRITE,
+    )?;
     Ok(file.into())
 }
 

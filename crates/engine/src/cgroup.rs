@@ -108,7 +108,9 @@ impl Cgroups {
                     usage: Usage {
                         cpuacct_usage: Some(open_read(&dir(cpuacct).join("cpuacct.usage"))?),
                         cpu_stat: None,
-                        memory_current: Some(open_read(&dir(memory).join(WORK).join("memory.usage_in_bytes"))?),
+                        memory_current: Some(open_read(
+                            &dir(memory).join(WORK).join("memory.usage_in_bytes"),
+                        )?),
                         memory_stat: Some(open_read(&dir(memory).join(WORK).join("memory.stat"))?),
                         oom_events: Some(open_read(&dir(memory).join(WORK).join("memory.oom_control"))?),
                     },
@@ -163,9 +165,10 @@ impl Cgroups {
             Layout::V2 { root } => {
                 let dir = dir(root);
                 write(&dir.join("cpu.max"), format!("{quota} {CPU_PERIOD}"))?;
-                for (dir, memory, pids) in
-                    [(dir.clone(), whole_memory, whole_pids), (dir.join(WORK), limits.memory_bytes, limits.pids)]
-                {
+                for (dir, memory, pids) in [
+                    (dir.clone(), whole_memory, whole_pids),
+                    (dir.join(WORK), limits.memory_bytes, limits.pids),
+                ] {
                     write(&dir.join("memory.max"), memory)?;
                     // Absent where the kernel has no swap.
                     optional(write(&dir.join("memory.swap.max"), 0))?;
@@ -226,7 +229,9 @@ impl Cgroups {
         let mut slots = Vec::new();
         for base in self.bases() {
             let Ok(entries) = std::fs::read_dir(base) else { continue };
-            slots.extend(entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok()));
+            slots.extend(
+                entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok()),
+            );
         }
         slots.sort_unstable();
         slots.dedup();

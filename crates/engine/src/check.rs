@@ -71,7 +71,8 @@ pub fn check(config: &EngineConfig) -> Vec<CheckItem> {
 
 fn kernel() -> CheckItem {
     let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default().trim().to_owned();
-    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(|part| part.parse::<u32>().unwrap_or(0));
+    let mut numbers =
+        release.split(|c: char| !c.is_ascii_digit()).map(|part| part.parse::<u32>().unwrap_or(0));
     let version = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
     if version >= (6, 15) {
         item("kernel", CheckResult::Ok, format!("Linux {release}"))
@@ -79,7 +80,11 @@ fn kernel() -> CheckItem {
         let drawback = "sandboxes are prepared somewhat slower than with Linux 6.15";
         item("kernel", CheckResult::Warn, format!("Linux {release}: {drawback}"))
     } else {
-        item("kernel", CheckResult::Fail, format!("Linux {release} is too old: 5.19 is the least, 6.15 is best"))
+        item(
+            "kernel",
+            CheckResult::Fail,
+            format!("Linux {release} is too old: 5.19 is the least, 6.15 is best"),
+        )
     }
 }
 
@@ -125,21 +130,37 @@ fn data_dir(config: &EngineConfig) -> CheckItem {
     let free = disk.f_bavail.saturating_mul(disk.f_frsize);
     let path = config.data_dir.display();
     if free < config.disk_floor_bytes {
-        let text = format!("'{path}' has {} MiB free, below the floor of {} MiB: make room", free >> 20, config.disk_floor_bytes >> 20);
+        let text = format!(
+            "'{path}' has {} MiB free, below the floor of {} MiB: make room",
+            free >> 20,
+            config.disk_floor_bytes >> 20
+        );
         return item(name, CheckResult::Fail, text);
     }
     let free = format!("{} GiB free", free >> 30);
     match u32::try_from(kind.f_type).unwrap_or(0) {
         0x9123_683e => item(name, CheckResult::Ok, format!("'{path}' is on btrfs, {free}")),
-        0xef53 => item(name, CheckResult::Ok, format!("'{path}' is on ext4, {free}; snapshots are faster on btrfs")),
-        0x5846_5342 => item(name, CheckResult::Ok, format!("'{path}' is on xfs, {free}; snapshots are faster on btrfs")),
-        0x0102_1994 => item(name, CheckResult::Warn, format!("'{path}' is in memory, {free}: nothing in it survives a reboot")),
+        0xef53 => {
+            item(name, CheckResult::Ok, format!("'{path}' is on ext4, {free}; snapshots are faster on btrfs"))
+        }
+        0x5846_5342 => {
+            item(name, CheckResult::Ok, format!("'{path}' is on xfs, {free}; snapshots are faster on btrfs"))
+        }
+        0x0102_1994 => item(
+            name,
+            CheckResult::Warn,
+            format!("'{path}' is in memory, {free}: nothing in it survives a reboot"),
+        ),
         0x794c_7630 => item(
             name,
             CheckResult::Fail,
             format!("'{path}' is on an overlay, on which no other overlay can write: choose another disk"),
         ),
-        other => item(name, CheckResult::Warn, format!("'{path}' is on a file system not tried before ({other:#x}), {free}")),
+        other => item(
+            name,
+            CheckResult::Warn,
+            format!("'{path}' is on a file system not tried before ({other:#x}), {free}"),
+        ),
     }
 }
 
@@ -166,7 +187,9 @@ fn user_namespace(config: &EngineConfig) -> CheckItem {
     let _ = crate::tree::remove(&dir);
     match started {
         Ok((_, ready)) => match ready.no_user_namespace {
-            None => item(name, CheckResult::Ok, "a file written by root of a sandbox keeps its owner on the disk"),
+            None => {
+                item(name, CheckResult::Ok, "a file written by root of a sandbox keeps its owner on the disk")
+            }
             Some(reason) => item(
                 name,
                 CheckResult::Warn,

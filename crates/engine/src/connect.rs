@@ -29,7 +29,9 @@ impl Engine {
             Ok(stream) => Ok(stream),
             Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
                 // A host without IPv6 keeps the first answer.
-                let Ok(second) = self.socket_inside(&sandbox, AddressFamily::INET6) else { return Err(error.into()) };
+                let Ok(second) = self.socket_inside(&sandbox, AddressFamily::INET6) else {
+                    return Err(error.into());
+                };
                 second.connect(SocketAddr::from((Ipv6Addr::LOCALHOST, port))).await.map_err(|_| error.into())
             }
             Err(error) => Err(error.into()),
@@ -42,7 +44,9 @@ impl Engine {
 
     fn socket_inside(&self, sandbox: &Sandbox, family: AddressFamily) -> Result<TcpSocket, ConnectError> {
         let home = self.inner.home.as_fd();
-        let socket = sandbox.in_network(|namespace| socket_in(namespace, home, family)).ok_or(ConnectError::NotRunning)??;
+        let socket = sandbox
+            .in_network(|namespace| socket_in(namespace, home, family))
+            .ok_or(ConnectError::NotRunning)??;
         Ok(TcpSocket::from_std_stream(socket.into()))
     }
 }

@@ -116,7 +116,9 @@ impl Inner {
                 program: params.entrypoint.first().cloned().unwrap_or_default(),
                 reason: message,
             }),
-            Ok(Ok(None)) => Err(CreateError::Failed("the sandbox's init ended before its entrypoint".to_owned())),
+            Ok(Ok(None)) => {
+                Err(CreateError::Failed("the sandbox's init ended before its entrypoint".to_owned()))
+            }
             Ok(Err(error)) => Err(CreateError::Failed(format!("init's first word cannot be read: {error}"))),
             Err(_) => Err(CreateError::Failed(format!(
                 "the entrypoint was not executed within {} seconds",
@@ -125,9 +127,8 @@ impl Inner {
         };
         let (id, image) = (ready.id, Arc::clone(&ready.image));
         let identity = Identity::of(pid, &pidfd, &self.boot_id);
-        let record = match result.and(identity.map_err(|error| {
-            CreateError::Failed(format!("the sandbox's process cannot be identified: {error}"))
-        })) {
+        let identity = identity.map_err(machine("identify the sandbox's process"));
+        let record = match result.and(identity) {
             Ok(init) => Record {
                 slot: ready.slot.index,
                 init,
@@ -215,7 +216,8 @@ impl Inner {
                     };
                     let inside: u32 = spawned.nanos.iter().sum::<u32>() / 1000;
                     stages.push(("spawner", micros(sent).saturating_sub(inside)));
-                    stages.extend(STAGES.iter().zip(&spawned.nanos).map(|(name, nanos)| (*name, nanos / 1000)));
+                    stages
+                        .extend(STAGES.iter().zip(&spawned.nanos).map(|(name, nanos)| (*name, nanos / 1000)));
                     let pidfd = match crate::sys::watched(pidfd, Interest::READABLE) {
                         Ok(pidfd) => pidfd,
                         Err(error) => {
@@ -231,7 +233,9 @@ impl Inner {
                     self.bury(ready.slot, ready.id);
                     return Err(match spawned.outcome {
                         Outcome::Failed { step, errno } => not_started(&step, errno),
-                        Outcome::Running { .. } => CreateError::Failed("a spawner contradicts itself".to_owned()),
+                        Outcome::Running { .. } => {
+                            CreateError::Failed("a spawner contradicts itself".to_owned())
+                        }
                     });
                 }
                 Err(Lost::NotSent(error)) => {
@@ -241,7 +245,9 @@ impl Inner {
                 Err(Lost::Unknown) => {
                     self.destroy(ready).await;
                     if attempt == ATTEMPTS {
-                        return Err(CreateError::Failed("spawners died while they started the sandbox".to_owned()));
+                        return Err(CreateError::Failed(
+                            "spawners died while they started the sandbox".to_owned(),
+                        ));
                     }
                     attempt += 1;
                 }
@@ -349,13 +355,18 @@ fn check(params: &CreateParams, limits: Limits) -> Result<(), CreateError> {
     if params.entrypoint.iter().any(|word| word.contains('\0')) {
         return invalid("the entrypoint holds a zero byte");
     }
-    if params.env.iter().any(|(name, value)| {
-        name.is_empty() || name.contains(['\0', '=']) || value.contains('\0')
-    }) {
+    if params
+        .env
+        .iter()
+        .any(|(name, value)| name.is_empty() || name.contains(['\0', '=']) || value.contains('\0'))
+    {
         return invalid("a variable has no name, a name with '=', or a zero byte");
     }
     if limits.memory_bytes < MEMORY_LEAST {
-        return Err(CreateError::Invalid(format!("a memory limit below {} MiB starts nothing", MEMORY_LEAST >> 20)));
+        return Err(CreateError::Invalid(format!(
+            "a memory limit below {} MiB starts nothing",
+            MEMORY_LEAST >> 20
+        )));
     }
     if limits.pids == 0 || limits.cpu_nanos == 0 {
         return invalid("limits of processes and CPU begin at 1");
@@ -383,7 +394,9 @@ fn not_started(step: &str, errno: i32) -> CreateError {
 
 fn machine(action: &str) -> impl FnOnce(io::Error) -> CreateError {
     move |error| match error.kind() {
-        io::ErrorKind::AlreadyExists => CreateError::Invalid("a sandbox of this id has files here".to_owned()),
+        io::ErrorKind::AlreadyExists => {
+            CreateError::Invalid("a sandbox of this id has files here".to_owned())
+        }
         io::ErrorKind::StorageFull => {
             CreateError::Exhausted { what: format!("{action}: {error}"), retry_after: RETRY_AFTER }
         }

@@ -185,7 +185,9 @@ impl Engine {
             table: Mutex::default(),
             events,
             boot_id: crate::identity::boot_id().map_err(StartError::io("read the boot id"))?,
-            home: File::open("/proc/self/ns/net").map_err(StartError::io("open the network namespace"))?.into(),
+            home: File::open("/proc/self/ns/net")
+                .map_err(StartError::io("open the network namespace"))?
+                .into(),
             stopped: watch::Sender::new(false),
             receiver: Mutex::new(Some(receiver)),
             end: Mutex::new(Some(End { threads, dns, lock })),
@@ -238,7 +240,12 @@ impl Engine {
     #[must_use]
     pub fn uses_layer(&self, layer: &Path) -> bool {
         self.inner.pool.uses_layer(layer)
-            || self.inner.table().live.values().any(|sandbox| sandbox.record.layers.iter().any(|used| used == layer))
+            || self
+                .inner
+                .table()
+                .live
+                .values()
+                .any(|sandbox| sandbox.record.layers.iter().any(|used| used == layer))
     }
 
     /// Process ids of the helpers: spawners, then the preparer.
@@ -345,7 +352,9 @@ fn private_dir(path: &Path) -> Result<(), StartError> {
     let action = format!("make '{}'", path.display());
     match DirBuilder::new().mode(0o700).create(path) {
         Ok(()) => return Ok(()),
-        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(StartError::io(action)(error)),
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
+            return Err(StartError::io(action)(error));
+        }
         Err(_) => {}
     }
     let meta = path.symlink_metadata().map_err(StartError::io(action.clone()))?;

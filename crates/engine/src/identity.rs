@@ -81,7 +81,8 @@ mod tests {
         let identity = Identity::of(pid, &pidfd, &boot).unwrap();
         assert!(identity.find(&boot).is_some());
         assert!(identity.find("another boot").is_none());
-        let other = Identity { inode: identity.inode.map(|inode| inode + 1), start: Some(1), ..identity.clone() };
+        let other =
+            Identity { inode: identity.inode.map(|inode| inode + 1), start: Some(1), ..identity.clone() };
         assert!(other.find(&boot).is_none());
         child.kill().unwrap();
         child.wait().unwrap();

@@ -127,16 +127,14 @@ impl Pool {
         let stock = self.lock().images.remove(image_id);
         for ready in stock.into_iter().flat_map(|stock| stock.ready) {
             let slot = self.maker.unready(ready);
-            self.give(Some(slot));
+            self.give(slot);
         }
     }
 
-    /// Takes back a slot, or the number of one that was destroyed.
-    pub(crate) fn give(&self, slot: Option<Slot>) {
-        if let Some(slot) = slot {
-            self.lock().bare.push_back(slot);
-            self.wake.notify_all();
-        }
+    /// Takes back a slot.
+    pub(crate) fn give(&self, slot: Slot) {
+        self.lock().bare.push_back(slot);
+        self.wake.notify_all();
     }
 
     /// The slot with this number no longer exists.
@@ -161,7 +159,8 @@ impl Pool {
     /// Whether a ready slot stands on this layer.
     pub(crate) fn uses_layer(&self, layer: &std::path::Path) -> bool {
         self.lock().images.values().any(|stock| {
-            !stock.ready.is_empty() && stock.image.roots.iter().any(|root| root.lowers.iter().any(|lower| lower == layer))
+            !stock.ready.is_empty()
+                && stock.image.roots.iter().any(|root| root.lowers.iter().any(|lower| lower == layer))
         })
     }
 
@@ -179,7 +178,8 @@ impl Pool {
             let mut state = self.lock();
             (std::mem::take(&mut state.images), std::mem::take(&mut state.bare))
         };
-        let unready = stocks.into_values().flat_map(|stock| stock.ready).map(|ready| self.maker.unready(ready));
+        let unready =
+            stocks.into_values().flat_map(|stock| stock.ready).map(|ready| self.maker.unready(ready));
         self.maker.destroy_all(unready.chain(bare).collect());
     }
 
@@ -233,12 +233,10 @@ impl Pool {
                 }
                 Ok(())
             }
-            Job::Ahead(image, slot) => {
-                self.prepare(slot, &image).map(|ready| self.keep(ready))
-            }
+            Job::Ahead(image, slot) => self.prepare(slot, &image).map(|ready| self.keep(ready)),
             Job::Dismantle(ready) => {
                 let slot = self.maker.unready(ready);
-                self.give(Some(slot));
+                self.give(slot);
                 Ok(())
             }
             Job::Shrink(slot) => {
@@ -258,7 +256,7 @@ impl Pool {
                 // Forgotten meanwhile.
                 drop(state);
                 let slot = self.maker.unready(ready);
-                self.give(Some(slot));
+                self.give(slot);
             }
         }
     }
@@ -268,14 +266,18 @@ impl Pool {
             Some(slot) => slot,
             None => self.make()?,
         };
-        self.maker.ready(slot, image).map_err(|(slot, error)| {
+        self.maker.ready(slot, image).map_err(|failed| {
+            let (slot, error) = *failed;
             self.give(slot);
             error
         })
     }
 
     fn make(&self) -> io::Result<Slot> {
-        let index = self.lock().number(self.slots).ok_or_else(|| io::Error::new(io::ErrorKind::ResourceBusy, "all slots are in use"))?;
+        let index = self
+            .lock()
+            .number(self.slots)
+            .ok_or_else(|| io::Error::new(io::ErrorKind::ResourceBusy, "all slots are in use"))?;
         self.maker.make(index).inspect_err(|_| self.release(index))
     }
 }
@@ -308,11 +310,12 @@ impl State {
         if let Some(wanted) = self.urgent.pop_front() {
             // Somebody else's preparation may have come back in the meantime.
             let slot = self.bare.pop_front();
-            if slot.is_none() && self.taken.len() >= slots as usize {
-                if let Some(ready) = self.spare() {
-                    self.urgent.push_front(wanted);
-                    return Some(Job::Dismantle(ready));
-                }
+            if slot.is_none()
+                && self.taken.len() >= slots as usize
+                && let Some(ready) = self.spare()
+            {
+                self.urgent.push_front(wanted);
+                return Some(Job::Dismantle(ready));
             }
             return Some(Job::Urgent(wanted, slot));
         }

@@ -139,7 +139,7 @@ impl Retire {
         let index = slot.index;
         let _ = std::fs::remove_file(self.maker.socket(index));
         match self.maker.recycle(slot) {
-            Some(slot) => self.pool.give(Some(slot)),
+            Some(slot) => self.pool.give(slot),
             None => self.pool.release(index),
         }
     }

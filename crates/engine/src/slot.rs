@@ -81,8 +81,18 @@ pub(crate) struct MakerParts {
 
 impl Maker {
     pub(crate) fn new(parts: MakerParts) -> Self {
-        let MakerParts { network, cgroups, base, data_dir, run_dir, default_limits, id_base, recipe, hello, preparer } =
-            parts;
+        let MakerParts {
+            network,
+            cgroups,
+            base,
+            data_dir,
+            run_dir,
+            default_limits,
+            id_base,
+            recipe,
+            hello,
+            preparer,
+        } = parts;
         let (network, preparer) = (RwLock::new(Some(network)), Mutex::new(Some(preparer)));
         Self { network, cgroups, base, data_dir, run_dir, default_limits, id_base, recipe, hello, preparer }
     }
@@ -174,8 +184,8 @@ impl Maker {
         Some(slot)
     }
 
-    /// Makes a slot ready for a sandbox of `image`. On error the slot is given back unless it is spoilt.
-    pub(crate) fn ready(&self, mut slot: Slot, image: &Arc<Image>) -> Result<Ready, (Option<Slot>, io::Error)> {
+    /// Makes a slot ready for a sandbox of `image`. On error the slot is given back.
+    pub(crate) fn ready(&self, mut slot: Slot, image: &Arc<Image>) -> Result<Ready, Box<(Slot, io::Error)>> {
         let id = SandboxId::random();
         match self.fit(&mut slot, id, image) {
             Ok((overlays, listener, ended, log)) => {
@@ -184,7 +194,7 @@ impl Maker {
             Err(error) => {
                 let _ = crate::tree::remove(&self.dir(id));
                 let _ = std::fs::remove_file(self.socket(slot.index));
-                Err((Some(slot), error))
+                Err(Box::new((slot, error)))
             }
         }
     }

@@ -35,7 +35,8 @@ impl Engine {
             let live = table.live.get(&id).map(|sandbox| sandbox.dir.clone());
             live.or_else(|| table.ended.get(&id).cloned()).ok_or(EngineError::NotFound)?
         };
-        sandbox::log(&dir, most).map_err(|error| EngineError::Failed(format!("read the entrypoint's log: {error}")))
+        sandbox::log(&dir, most)
+            .map_err(|error| EngineError::Failed(format!("read the entrypoint's log: {error}")))
     }
 
     /// Sandboxes that run.

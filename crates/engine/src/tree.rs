@@ -18,7 +18,8 @@ pub(crate) fn remove(path: &Path) -> io::Result<()> {
         return Err(io::ErrorKind::InvalidInput.into());
     };
     let name = CString::new(name.as_encoded_bytes())?;
-    let parent = match openat(CWD, parent, OFlags::DIRECTORY | OFlags::PATH | OFlags::CLOEXEC, Mode::empty()) {
+    let parent = match openat(CWD, parent, OFlags::DIRECTORY | OFlags::PATH | OFlags::CLOEXEC, Mode::empty())
+    {
         Ok(parent) => parent,
         Err(Errno::NOENT) => return Ok(()),
         Err(error) => return Err(error.into()),

@@ -64,12 +64,15 @@ fn from_mounts(mounts: &str, controllers: impl Fn(&Path) -> String) -> Result<La
             Some("cgroup2") => {
                 unified.get_or_insert(place);
             }
-            Some("cgroup") => v1.push((right.last().unwrap_or_default().split(',').collect(), place)),
+            Some("cgroup") => v1.push((right.next_back().unwrap_or_default().split(',').collect(), place)),
             _ => {}
         }
     }
-    let of = |name: &str| v1.iter().find(|(options, _)| options.contains(&name)).map(|(_, place)| place.clone());
-    if let (Some(memory), Some(cpu), Some(cpuacct), Some(pids)) = (of("memory"), of("cpu"), of("cpuacct"), of("pids")) {
+    let of =
+        |name: &str| v1.iter().find(|(options, _)| options.contains(&name)).map(|(_, place)| place.clone());
+    if let (Some(memory), Some(cpu), Some(cpuacct), Some(pids)) =
+        (of("memory"), of("cpu"), of("cpuacct"), of("pids"))
+    {
         return Ok(Layout::V1 { memory, cpu, cpuacct, pids, unified });
     }
     let Some(root) = unified else {

@@ -280,9 +280,8 @@ impl Run<'_> {
     /// A clone of the shared `/dev`.
     fn dev(&mut self, template: &CStr) -> Step {
         // SAFETY: as in `call!`; the result is a descriptor of this process.
-        let tree = unsafe {
-            libc::syscall(libc::SYS_open_tree, libc::AT_FDCWD, template.as_ptr(), OPEN_TREE_CLONE)
-        };
+        let tree =
+            unsafe { libc::syscall(libc::SYS_open_tree, libc::AT_FDCWD, template.as_ptr(), OPEN_TREE_CLONE) };
         self.check(tree)?;
         call!(
             self,
@@ -300,7 +299,15 @@ impl Run<'_> {
         let keep = template.caps.0;
         for number in 0..=template.last_cap {
             if keep >> number & 1 == 0 {
-                call!(self, libc::SYS_prctl, libc::PR_CAPBSET_DROP, libc::c_ulong::from(number), ZERO, ZERO, ZERO)?;
+                call!(
+                    self,
+                    libc::SYS_prctl,
+                    libc::PR_CAPBSET_DROP,
+                    libc::c_ulong::from(number),
+                    ZERO,
+                    ZERO,
+                    ZERO
+                )?;
             }
         }
         call!(self, libc::SYS_prctl, libc::PR_CAP_AMBIENT, AMBIENT_CLEAR_ALL, ZERO, ZERO, ZERO)?;

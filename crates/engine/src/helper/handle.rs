@@ -37,7 +37,7 @@ pub(crate) struct Helper {
 
 impl Recipe {
     pub(crate) fn new(program: Option<&Path>, role: &'static str, name: &'static str) -> Self {
-        let program = program.unwrap_or(Path::new("/proc/self/exe")).to_owned();
+        let program = program.map_or_else(|| PathBuf::from("/proc/self/exe"), Path::to_owned);
         Self { program, role, name }
     }
 

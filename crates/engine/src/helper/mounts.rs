@@ -16,14 +16,8 @@ const QUIET: libc::c_ulong = libc::MS_NOSUID | libc::MS_NODEV | libc::MS_NOEXEC;
 
 /// Readable by everybody, and telling about the host or other sandboxes. With a user namespace the rest of
 /// `/proc` and `/sys` belongs to the host's root, whom nobody inside is.
-const MASKED: [&CStr; 6] = [
-    c"proc/interrupts",
-    c"proc/kallsyms",
-    c"proc/iomem",
-    c"proc/keys",
-    c"proc/config.gz",
-    c"proc/cmdline",
-];
+const MASKED: [&CStr; 6] =
+    [c"proc/interrupts", c"proc/kallsyms", c"proc/iomem", c"proc/keys", c"proc/config.gz", c"proc/cmdline"];
 
 /// What must be masked in addition when root inside is root outside.
 const MASKED_FROM_ROOT: [&CStr; 9] = [

@@ -6,8 +6,9 @@ use std::path::Path;
 
 use rustix::fs::{CWD, Mode, OFlags, StatVfsMountFlags};
 use rustix::mount::{
-    FsMountFlags, FsOpenFlags, MountAttrFlags, MountPropagationFlags, MoveMountFlags, OpenTreeFlags, UnmountFlags,
-    fsconfig_create, fsconfig_set_fd, fsconfig_set_flag, fsconfig_set_string, fsmount, fsopen, move_mount, open_tree,
+    FsMountFlags, FsOpenFlags, MountAttrFlags, MountPropagationFlags, MoveMountFlags, OpenTreeFlags,
+    UnmountFlags, fsconfig_create, fsconfig_set_fd, fsconfig_set_flag, fsconfig_set_string, fsmount, fsopen,
+    move_mount, open_tree,
 };
 use rustix::thread::UnshareFlags;
 
@@ -42,7 +43,13 @@ impl Overlays {
         // What the host unmounts shall not live on here.
         rustix::mount::mount_change("/", MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC)?;
         // The preparer has no use for `/sys`.
-        rustix::mount::mount("tmpfs", "/sys", "tmpfs", rustix::mount::MountFlags::NOSUID, c"size=64k,mode=700")?;
+        rustix::mount::mount(
+            "tmpfs",
+            "/sys",
+            "tmpfs",
+            rustix::mount::MountFlags::NOSUID,
+            c"size=64k,mode=700",
+        )?;
         rustix::mount::mount_change("/sys", MountPropagationFlags::PRIVATE)?;
         Ok(Self::Paths("/sys"))
     }
@@ -58,14 +65,18 @@ impl Overlays {
         fsconfig_set_string(&context, "source", "overlay")?;
         match self {
             Self::Descriptors => {
-                let lowers =
-                    layers.lowers.iter().map(|lower| tree(lower, namespace)).collect::<io::Result<Vec<_>>>()?;
+                let lowers = layers
+                    .lowers
+                    .iter()
+                    .map(|lower| tree(lower, namespace))
+                    .collect::<io::Result<Vec<_>>>()?;
                 for lower in &lowers {
                     fsconfig_set_fd(&context, "lowerdir+", lower).map_err(doing("lowerdir"))?;
                 }
                 let parent = tree(layers.parent, namespace)?;
                 for (key, name) in [("upperdir", layers.upper), ("workdir", layers.work)] {
-                    let dir = rustix::fs::openat(&parent, name, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
+                    let dir =
+                        rustix::fs::openat(&parent, name, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
                     fsconfig_set_fd(&context, key, &dir).map_err(doing(key))?;
                 }
                 finish(&context, root_id)
@@ -216,7 +227,9 @@ mod tests {
         let namespace = userns::make(ROOT_ID, 65_536).unwrap();
         let lowers = [path("top"), path("bottom")];
         let lowers: Vec<&Path> = lowers.iter().map(std::path::PathBuf::as_path).collect();
-        for (number, overlays) in [Overlays::Descriptors, Overlays::by_path().unwrap()].into_iter().enumerate() {
+        for (number, overlays) in
+            [Overlays::Descriptors, Overlays::by_path().unwrap()].into_iter().enumerate()
+        {
             let (upper, work) = (format!("u{number}"), format!("w{number}"));
             std::fs::create_dir(path("sandbox").join(&upper)).unwrap();
             std::fs::create_dir(path("sandbox").join(&work)).unwrap();

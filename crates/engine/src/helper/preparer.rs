@@ -36,7 +36,8 @@ pub(super) fn run() -> io::Result<()> {
             matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
         });
         let error = error.map(|error| error.to_string());
-        let sent: Vec<BorrowedFd<'_>> = made.namespace.iter().chain(&made.overlays).map(AsFd::as_fd).collect();
+        let sent: Vec<BorrowedFd<'_>> =
+            made.namespace.iter().chain(&made.overlays).map(AsFd::as_fd).collect();
         let new_namespace = made.namespace.is_some();
         link.send(&Prepared { error, full, new_namespace }, &sent)?;
     }
@@ -89,13 +90,17 @@ impl Preparer {
         let request = Prepare {
             slot: 0,
             dir: sandbox.to_string_lossy().into_owned(),
-            roots: vec![RootSpec { mountpoint: "/".into(), lowers: vec![lower.to_string_lossy().into_owned()] }],
+            roots: vec![RootSpec {
+                mountpoint: "/".into(),
+                lowers: vec![lower.to_string_lossy().into_owned()],
+            }],
             files: Vec::new(),
         };
         let result = self.prepare(&request, None).and_then(|made| {
             let root = made.overlays.first().ok_or_else(|| io::Error::from_raw_os_error(libc::EINVAL))?;
             userns::as_user(self.root_id(0), || {
-                let flags = rustix::fs::OFlags::CREATE | rustix::fs::OFlags::WRONLY | rustix::fs::OFlags::CLOEXEC;
+                let flags =
+                    rustix::fs::OFlags::CREATE | rustix::fs::OFlags::WRONLY | rustix::fs::OFlags::CLOEXEC;
                 rustix::fs::openat(root, "probe", flags, rustix::fs::Mode::from_raw_mode(0o600))?;
                 Ok(())
             })
@@ -176,7 +181,10 @@ fn write_files(upper: &Path, lowers: &[&Path], files: &[(String, String)]) -> io
             }
             DirBuilder::new().recursive(true).mode(0o755).create(upper.join(dir))?;
             if let Some(meta) = of_image {
-                std::fs::set_permissions(upper.join(dir), std::fs::Permissions::from_mode(meta.mode() & 0o7777))?;
+                std::fs::set_permissions(
+                    upper.join(dir),
+                    std::fs::Permissions::from_mode(meta.mode() & 0o7777),
+                )?;
                 std::os::unix::fs::chown(upper.join(dir), Some(meta.uid()), Some(meta.gid()))?;
             }
         }

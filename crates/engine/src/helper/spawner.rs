@@ -106,7 +106,7 @@ impl Spawner {
 
     fn spawn(&mut self, request: &Spawn, fds: &[OwnedFd]) -> Result<Child, (String, i32)> {
         self.progress.reset();
-        let parts = Parts::of(request, fds).ok_or(("request".to_owned(), libc::EINVAL))?;
+        let parts = Parts::of(request, fds).ok_or_else(|| ("request".to_owned(), libc::EINVAL))?;
         let plain = |step: &str| {
             let step = step.to_owned();
             move |error: io::Error| (step, error.raw_os_error().unwrap_or(libc::EINVAL))
@@ -115,7 +115,10 @@ impl Spawner {
         let mut overlays = Vec::with_capacity(request.mounts.len());
         for (fd, mountpoint) in parts.overlays.iter().zip(&request.mounts) {
             let target = if mountpoint == "/" { STAGE.to_owned() } else { format!("{STAGE}{mountpoint}") };
-            overlays.push((fd.as_raw_fd(), CString::new(target).map_err(|_| ("mountpoint".to_owned(), libc::EINVAL))?));
+            overlays.push((
+                fd.as_raw_fd(),
+                CString::new(target).map_err(|_| ("mountpoint".to_owned(), libc::EINVAL))?,
+            ));
         }
         let plan = Plan {
             template: &self.template,
@@ -170,7 +173,8 @@ impl<'a> Parts<'a> {
         }
         let (_, rest) = fds.split_at_checked(request.keep)?;
         let (network, rest) = rest.split_first()?;
-        let user = rest.len().checked_sub(request.mounts.len() + request.attach + usize::from(request.born_in))?;
+        let user =
+            rest.len().checked_sub(request.mounts.len() + request.attach + usize::from(request.born_in))?;
         if user > 1 {
             return None;
         }

@@ -192,9 +192,7 @@ impl Spawner {
     async fn send(&self, spawn: &Spawn, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
         let bytes = serde_json::to_vec(spawn)?;
         // The pair is empty but for requests of ours, so this nearly never waits.
-        self.socket
-            .async_io(Interest::WRITABLE, |socket| scm::send(socket.as_fd(), &bytes, fds, false))
-            .await
+        self.socket.async_io(Interest::WRITABLE, |socket| scm::send(socket.as_fd(), &bytes, fds, false)).await
     }
 
     fn is_gone(&self) -> bool {
@@ -217,7 +215,12 @@ async fn read_replies(spawners: Weak<Spawners>, spawner: Arc<Spawner>) {
         let received = spawner
             .socket
             .async_io(Interest::READABLE, |socket| {
-                scm::receive(socket.as_fd(), &mut buffer, &mut fds, RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT)
+                scm::receive(
+                    socket.as_fd(),
+                    &mut buffer,
+                    &mut fds,
+                    RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT,
+                )
             })
             .await;
         let reply: Spawned = match received {

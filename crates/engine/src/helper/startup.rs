@@ -50,7 +50,10 @@ pub(crate) fn begin(name: &CStr) -> io::Result<(Link, Hello, Vec<OwnedFd>)> {
     let hello = link
         .receive(&mut fds, RecvFlags::CMSG_CLOEXEC)?
         .ok_or_else(|| io::Error::from(io::ErrorKind::UnexpectedEof))?;
-    let fds = fds.into_iter().map(|fd| rustix::io::fcntl_dupfd_cloexec(&fd, KEPT_FROM)).collect::<Result<_, _>>()?;
+    let fds = fds
+        .into_iter()
+        .map(|fd| rustix::io::fcntl_dupfd_cloexec(&fd, KEPT_FROM))
+        .collect::<Result<_, _>>()?;
     Ok((link, hello, fds))
 }
 

@@ -15,9 +15,8 @@ pub(super) fn make(first: u32, count: u32) -> io::Result<OwnedFd> {
     let stack = Stack::new(16 << 10)?;
     // SAFETY: `wait_for_death` only makes system calls and never returns; it gets no argument. The stack is kept
     // until the child is dead: the pidfd is waited for below on every path.
-    let child = unsafe {
-        clone_shared(libc::CLONE_NEWUSER, None, &stack, wait_for_death, std::ptr::null_mut())
-    }?;
+    let child =
+        unsafe { clone_shared(libc::CLONE_NEWUSER, None, &stack, wait_for_death, std::ptr::null_mut()) }?;
     let map = format!("0 {first} {count}");
     let write_and_open = || -> io::Result<OwnedFd> {
         let of = |name: &str| format!("/proc/{}/{name}", child.pid);
@@ -51,7 +50,11 @@ pub(super) fn as_user<T>(id: u32, action: impl FnOnce() -> io::Result<T>) -> io:
     set_fs_ids(id);
     let raised = rustix::thread::set_capabilities(
         None,
-        CapabilitySets { effective: full.permitted, permitted: full.permitted, inheritable: CapabilitySet::empty() },
+        CapabilitySets {
+            effective: full.permitted,
+            permitted: full.permitted,
+            inheritable: CapabilitySet::empty(),
+        },
     );
     let result = raised.map_err(io::Error::from).and_then(|()| action());
     set_fs_ids(0);

@@ -29,7 +29,13 @@ pub(super) enum Action {
 }
 
 /// Decides. `bare` slots are at hand, `can_make` says whether more can be made, `busy` that creates are under way.
-pub(super) fn next(uses: &[Use<'_>], target: usize, bare: usize, can_make: bool, busy: bool) -> Option<Action> {
+pub(super) fn next(
+    uses: &[Use<'_>],
+    target: usize,
+    bare: usize,
+    can_make: bool,
+    busy: bool,
+) -> Option<Action> {
     let mut by_use: Vec<&Use<'_>> = uses.iter().collect();
     by_use.sort_by(|a, b| b.score.total_cmp(&a.score).then_with(|| a.id.cmp(b.id)));
     let goal = |rank: usize, image: &Use<'_>| match rank {
@@ -102,7 +108,9 @@ mod tests {
         for ready in 0..40 {
             for other in 0..40 {
                 let (mut a, mut b, mut bare, mut steps) = (ready, other, 10, 0);
-                while let Some(action) = next(&[image("a", 2.0, a), image("b", 1.0, b)], 16, bare, true, false) {
+                while let Some(action) =
+                    next(&[image("a", 2.0, a), image("b", 1.0, b)], 16, bare, true, false)
+                {
                     match action {
                         Action::Prepare(id) => {
                             *(if id == "a" { &mut a } else { &mut b }) += 1;

@@ -97,7 +97,12 @@ fn branch(code: &mut Vec<Insn>, comparison: u16, k: u32, then: Vec<Insn>) {
 
 /// Builds the program. Numbers that `table` does not name get `between` up to its largest number and `beyond`
 /// after it.
-pub(crate) fn program(arch: u32, table: &BTreeMap<u32, Verdict>, between: &Verdict, beyond: &Verdict) -> Vec<Insn> {
+pub(crate) fn program(
+    arch: u32,
+    table: &BTreeMap<u32, Verdict>,
+    between: &Verdict,
+    beyond: &Verdict,
+) -> Vec<Insn> {
     let mut ranges: Vec<(u32, &Verdict)> = Vec::new();
     let mut push = |start: u32, verdict| {
         if ranges.last().is_none_or(|(_, last)| *last != verdict) {

@@ -35,9 +35,8 @@ impl Filter {
         };
         // SAFETY: `program` points to as many instructions as it says, in the kernel's layout (`Insn` is
         // repr(C) with the members of `sock_filter`); the kernel copies them and does not write.
-        let result = unsafe {
-            libc::syscall(libc::SYS_seccomp, libc::SECCOMP_SET_MODE_FILTER, 0, &raw const program)
-        };
+        let result =
+            unsafe { libc::syscall(libc::SYS_seccomp, libc::SECCOMP_SET_MODE_FILTER, 0, &raw const program) };
         if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
     }
 
@@ -172,7 +171,8 @@ mod tests {
         }
         assert_eq!(socket(libc::AF_NETLINK, libc::NETLINK_AUDIT), errno(libc::EPROTONOSUPPORT));
         assert_eq!(socket(libc::AF_INET, libc::IPPROTO_SCTP), errno(libc::EPROTONOSUPPORT));
-        for family in [libc::AF_VSOCK, libc::AF_ALG, libc::AF_PACKET, libc::AF_TIPC, libc::AF_XDP, libc::AF_BLUETOOTH]
+        for family in
+            [libc::AF_VSOCK, libc::AF_ALG, libc::AF_PACKET, libc::AF_TIPC, libc::AF_XDP, libc::AF_BLUETOOTH]
         {
             assert_eq!(socket(family, 0), errno(libc::EAFNOSUPPORT), "{family}");
         }

@@ -155,8 +155,7 @@ fn socket() -> Verdict {
         libc::IPPROTO_ICMPV6,
         IPPROTO_RAW,
     ]);
-    let netlink =
-        protocols(&[libc::NETLINK_ROUTE, libc::NETLINK_SOCK_DIAG, libc::NETLINK_KOBJECT_UEVENT]);
+    let netlink = protocols(&[libc::NETLINK_ROUTE, libc::NETLINK_SOCK_DIAG, libc::NETLINK_KOBJECT_UEVENT]);
     let families = vec![
         (libc::AF_UNIX.cast_unsigned(), Verdict::Allow),
         (libc::AF_INET.cast_unsigned(), ip.clone()),

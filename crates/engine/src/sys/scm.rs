@@ -5,8 +5,8 @@ use std::mem::MaybeUninit;
 use std::os::fd::{BorrowedFd, OwnedFd};
 
 use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer, SendAncillaryMessage,
-    SendFlags, recvmsg, sendmsg,
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
 };
 
 /// Most descriptors in one message.
@@ -26,7 +26,12 @@ pub(crate) fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
 }
 
 /// Sends one message.
-pub(crate) fn send(socket: BorrowedFd<'_>, bytes: &[u8], fds: &[BorrowedFd<'_>], wait: bool) -> io::Result<()> {
+pub(crate) fn send(
+    socket: BorrowedFd<'_>,
+    bytes: &[u8],
+    fds: &[BorrowedFd<'_>],
+    wait: bool,
+) -> io::Result<()> {
     if fds.len() > MAX_FDS || bytes.len() > MAX_BYTES {
         return Err(io::Error::from_raw_os_error(libc::EMSGSIZE));
     }
@@ -49,9 +54,8 @@ pub(crate) fn receive(
 ) -> io::Result<Option<usize>> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
-    let message = rustix::io::retry_on_intr(|| {
-        recvmsg(socket, &mut [IoSliceMut::new(buffer)], &mut control, flags)
-    })?;
+    let message =
+        rustix::io::retry_on_intr(|| recvmsg(socket, &mut [IoSliceMut::new(buffer)], &mut control, flags))?;
     for part in control.drain() {
         if let RecvAncillaryMessage::ScmRights(received) = part {
             fds.extend(received);

@@ -145,7 +145,10 @@ pub(crate) fn attack(root: bool) -> ExitCode {
             let target = fs::read_link(entry.path()).unwrap_or_default();
             let target = target.to_string_lossy().into_owned();
             if target.contains("cgroup") || target.contains("tasks") || target.contains("memory.") {
-                ok &= fails(&format!("write to init's {target}"), fs::File::options().write(true).open(entry.path()));
+                ok &= fails(
+                    &format!("write to init's {target}"),
+                    fs::File::options().write(true).open(entry.path()),
+                );
             }
         }
     }
@@ -159,7 +162,8 @@ pub(crate) fn attack(root: bool) -> ExitCode {
 /// What the process is, as the kernel sees it.
 fn identities(root: bool) -> bool {
     let status = fs::read_to_string("/proc/self/status").unwrap();
-    let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)).unwrap_or("").trim().to_owned();
+    let field =
+        |name: &str| status.lines().find_map(|line| line.strip_prefix(name)).unwrap_or("").trim().to_owned();
     let map = fs::read_to_string("/proc/self/uid_map").unwrap();
     let host_id: u32 = map.split_whitespace().nth(1).unwrap().parse().unwrap();
     let mut ok = true;

@@ -33,7 +33,11 @@ pub(crate) fn main(number: &str) -> ExitCode {
             .collect();
 
     let mut command = Command::new(&boot.entrypoint[0]);
-    command.args(&boot.entrypoint[1..]).env_clear().envs(boot.env).current_dir(boot.cwd.as_deref().unwrap_or("/"));
+    command
+        .args(&boot.entrypoint[1..])
+        .env_clear()
+        .envs(boot.env)
+        .current_dir(boot.cwd.as_deref().unwrap_or("/"));
     command.stdout(log.try_clone().unwrap()).stderr(log);
     // SAFETY: only writes to open descriptors.
     unsafe {
@@ -51,7 +55,7 @@ pub(crate) fn main(number: &str) -> ExitCode {
     writeln!(started, "{}", serde_json::to_string(&running).unwrap()).unwrap();
     drop(started);
     let status = child.wait().unwrap();
-    let exit_code = status.code().or(status.signal().map(|signal| 128 + signal)).unwrap();
+    let exit_code = status.code().or_else(|| status.signal().map(|signal| 128 + signal)).unwrap();
     let word = Ended { exit_code, signal: status.signal(), oom_kills: None };
     writeln!(ended, "{}", serde_json::to_string(&word).unwrap()).unwrap();
     ExitCode::SUCCESS

@@ -39,7 +39,12 @@ fn describe() -> ExitCode {
     for (name, value) in std::env::vars() {
         println!("env {name} {value}");
     }
-    println!("uid {} gid {} groups [{}]", rustix::process::getuid(), rustix::process::getgid(), status("Groups:"));
+    println!(
+        "uid {} gid {} groups [{}]",
+        rustix::process::getuid(),
+        rustix::process::getgid(),
+        status("Groups:")
+    );
     println!("pid1 {}", std::os::unix::process::parent_id());
     println!("tmp {:o}", fs::metadata("/tmp").unwrap().permissions().mode() & 0o7777);
     println!("umask {}", status("Umask:"));

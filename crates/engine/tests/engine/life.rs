@@ -6,8 +6,8 @@ use osb_engine::net::{Mode, NetConfig};
 use osb_engine::{ConnectError, CreateError, Engine, Limits, StartError};
 use osb_protocol::ids::SandboxId;
 
-use crate::support::{SELF, config, empty_image, image_of, inside, params, runtime, until, with_engine};
 use crate::Test;
+use crate::support::{SELF, config, empty_image, image_of, inside, params, runtime, until, with_engine};
 
 pub(crate) const TESTS: &[Test] = &[
     ("life_output_exit_code_and_environment", life_output_exit_code_and_environment),
@@ -36,7 +36,8 @@ fn life_output_exit_code_and_environment() {
             assert_eq!((ended.exit_code, ended.signal, ended.oom_kills), (Some(7), None, 0), "{log}");
             let short = created.id.short();
             // Without the right to raise its own limit an engine passes on what it has.
-            let hard = rustix::process::getrlimit(rustix::process::Resource::Nofile).maximum.unwrap_or(u64::MAX);
+            let hard =
+                rustix::process::getrlimit(rustix::process::Resource::Nofile).maximum.unwrap_or(u64::MAX);
             let nofile = format!("nofile {} {}", hard.min(65_536), hard.min(1_048_576));
             for line in [
                 format!("hostname {short}"),
@@ -193,7 +194,10 @@ fn life_delete_is_quick_and_complete() {
             let gone = begin.elapsed();
             assert_eq!(crate::support::processes(&name), Vec::<u32>::new());
             println!("  delete: call {call:?}, all gone {gone:?}");
-            assert!(call < Duration::from_millis(20) && gone < Duration::from_millis(500), "{call:?} {gone:?}");
+            assert!(
+                call < Duration::from_millis(20) && gone < Duration::from_millis(500),
+                "{call:?} {gone:?}"
+            );
             // Unknown ids are no error.
             bed.engine.delete(created.id);
             bed
@@ -216,7 +220,9 @@ fn life_ports_and_daemon_are_reached() {
                 stream.read_to_string(&mut text).await.unwrap();
                 assert_eq!(text, "hello");
                 let refused = bed.engine.connect_port(created.id, 9).await.unwrap_err();
-                assert!(matches!(&refused, ConnectError::Io(error) if error.kind() == std::io::ErrorKind::ConnectionRefused));
+                assert!(
+                    matches!(&refused, ConnectError::Io(error) if error.kind() == std::io::ErrorKind::ConnectionRefused)
+                );
                 bed.engine.connect_execd(created.id).await.unwrap();
                 bed.engine.delete(created.id);
             }

@@ -12,7 +12,10 @@ use crate::support::{config, empty_image, inside, runtime, traces, until, with_e
 
 pub(crate) const TESTS: &[Test] = &[
     ("restart_helpers_are_replaced", restart_helpers_are_replaced),
-    ("restart_killed_engine_leaves_sandboxes_to_the_next", restart_killed_engine_leaves_sandboxes_to_the_next),
+    (
+        "restart_killed_engine_leaves_sandboxes_to_the_next",
+        restart_killed_engine_leaves_sandboxes_to_the_next,
+    ),
     ("restart_orderly_end_leaves_sandboxes_too", restart_orderly_end_leaves_sandboxes_too),
 ];
 
@@ -51,7 +54,8 @@ fn restart_helpers_are_replaced() {
                 assert_eq!(bed.engine.running(), [survivor.id]);
             }
             let name = format!("opensandbox-{}", bed.engine.instance());
-            until("only the survivor's processes are left", || crate::support::processes(&name).len() == 2).await;
+            until("only the survivor's processes are left", || crate::support::processes(&name).len() == 2)
+                .await;
             bed
         },
     );
@@ -119,8 +123,12 @@ fn taken_over(end: impl FnOnce(Child)) {
         let mut asked = known.clone();
         asked.push((stranger, known[0].1.clone()));
         let found = engine.adopt(asked).await.unwrap();
-        let [(a, Adopted::Running), (b, Adopted::Running), (c, Adopted::Ended(ended)), (d, Adopted::Ended(_))] =
-            &found[..]
+        let [
+            (a, Adopted::Running),
+            (b, Adopted::Running),
+            (c, Adopted::Ended(ended)),
+            (d, Adopted::Ended(_)),
+        ] = &found[..]
         else {
             panic!("{found:?}")
         };
@@ -145,7 +153,8 @@ fn taken_over(end: impl FnOnce(Child)) {
         }
         engine.settled().await;
         until("only prepared files are left", || {
-            std::fs::read_dir(dir.path().join("data/sandboxes")).unwrap().count() == engine.ready_slots("empty")
+            std::fs::read_dir(dir.path().join("data/sandboxes")).unwrap().count()
+                == engine.ready_slots("empty")
         })
         .await;
         engine.shutdown().await;
