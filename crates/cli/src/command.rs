@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
-use osb_client::{Command, CommandEvent, CommandStream, Exit, Joiner, Sandbox};
+use osb_client::{Command, CommandEvent, Exit, Joiner, Sandbox};
 use serde_json::json;
 
 use crate::duration::parse as parse_duration;
@@ -206,27 +206,80 @@ async fn foreground(sandbox: &Sandbox, command: Command, streams: &mut Streams) 
     }
 }
 
-/// Runs a command and passes its output on as it comes.
+/// Output that has come and is not written yet. All of it goes to one stream, so that what a person sees keeps the
+/// order in which it happened.
+#[derive(Default)]
+struct Pending {
+    bytes: Vec<u8>,
+    is_stderr: bool,
+}
+
+/// Pending output from which it is written although more is at hand.
+const WRITE_SIZE: usize = 64 << 10;
+
+impl Pending {
+    async fn add(
+        &mut self,
+        text: &str,
+        joiner: &mut Joiner,
+        is_stderr: bool,
+        streams: &mut Streams,
+    ) -> std::io::Result<()> {
+        if self.is_stderr != is_stderr || self.bytes.len() >= WRITE_SIZE {
+            self.write(streams).await?;
+        }
+        self.is_stderr = is_stderr;
+        self.bytes.extend_from_slice(joiner.separator(text).as_bytes());
+        self.bytes.extend_from_slice(text.as_bytes());
+        Ok(())
+    }
+
+    async fn write(&mut self, streams: &mut Streams) -> std::io::Result<()> {
+        if self.bytes.is_empty() {
+            return Ok(());
+        }
+        let written = match self.is_stderr {
+            true => streams.err(&self.bytes).await,
+            false => streams.out(&self.bytes).await,
+        };
+        self.bytes.clear();
+        written
+    }
+}
+
+/// Runs a command and passes its output on: at once, but in one write what came together.
 pub(crate) async fn follow(
     command: Command,
     running: &mut Option<String>,
     streams: &mut Streams,
 ) -> anyhow::Result<Exit> {
-    let mut stream: CommandStream = command.stream().await?;
+    let mut stream = command.stream().await?;
     let (mut stdout, mut stderr) = (Joiner::default(), Joiner::default());
-    while let Some(event) = stream.next().await? {
+    let mut pending = Pending::default();
+    loop {
+        let event = match stream.next_ready() {
+            Some(event) => event,
+            None => {
+                pending.write(streams).await?;
+                stream.next().await
+            }
+        };
         match event {
-            CommandEvent::Started { id } => *running = Some(id),
-            CommandEvent::Stdout(text) => {
-                streams.out(format!("{}{text}", stdout.separator(&text)).as_bytes()).await?;
+            Ok(Some(CommandEvent::Started { id })) => *running = Some(id),
+            Ok(Some(CommandEvent::Stdout(text))) => pending.add(&text, &mut stdout, false, streams).await?,
+            Ok(Some(CommandEvent::Stderr(text))) => pending.add(&text, &mut stderr, true, streams).await?,
+            Ok(Some(CommandEvent::Finished(exit))) => {
+                pending.write(streams).await?;
+                return Ok(exit);
             }
-            CommandEvent::Stderr(text) => {
-                streams.err(format!("{}{text}", stderr.separator(&text)).as_bytes()).await?;
+            Ok(None) => return Err(osb_client::Error::StreamCut.into()),
+            Err(error) => {
+                // What came before the break belongs to the person who waits for it.
+                pending.write(streams).await?;
+                return Err(error.into());
             }
-            CommandEvent::Finished(exit) => return Ok(exit),
         }
     }
-    Err(osb_client::Error::StreamCut.into())
 }
 
 /// The exit code for a command that ended. What could not be executed is said in words.

@@ -216,6 +216,12 @@ async fn run_deletes_the_sandbox_whatever_happens() {
         (vec![init(), failed("256")], false, 1, ""),
         (vec![init()], false, 125, "ended before the command did"),
         (vec![init()], true, 125, "connection lost"),
+        (
+            vec![init(), json!({"type": "stdout", "text": "x\n", "timestamp": 1})],
+            true,
+            125,
+            "connection lost",
+        ),
         (vec![json!("nonsense")], false, 125, "not an event"),
     ] {
         let fake = with_command(events, breaks).await;

@@ -240,6 +240,15 @@ impl CommandStream {
         result
     }
 
+    /// The next event if it has come already; the outer `None` means that it has not. For writing what has come
+    /// in one go.
+    ///
+    /// # Errors
+    /// As [`CommandStream::next`].
+    pub fn next_ready(&mut self) -> Option<Result<Option<CommandEvent>>> {
+        self.next().now_or_never()
+    }
+
     async fn advance(&mut self) -> Result<Option<CommandEvent>> {
         loop {
             if self.finished {

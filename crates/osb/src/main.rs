@@ -28,6 +28,7 @@ struct Osb {
     role: Role,
 }
 
+#[allow(clippy::large_enum_variant, reason = "there is one of it")]
 #[derive(Debug, Subcommand)]
 enum Role {
     #[command(flatten)]
