@@ -98,9 +98,18 @@ impl Conn {
         Ok(answer["id"].as_str().context("create answered without an id")?.to_owned())
     }
 
-    /// Runs a command to the end of its stream and checks that it succeeded.
+    /// Runs shell text to the end of its stream and checks that it succeeded.
     pub(crate) async fn exec(&mut self, id: &str, command: &str) -> Result<()> {
-        let body = serde_json::json!({ "command": command }).to_string();
+        self.run(id, &serde_json::json!({ "command": command })).await
+    }
+
+    /// As [`Conn::exec`], for `/bin/true` without a shell.
+    pub(crate) async fn exec_true(&mut self, id: &str) -> Result<()> {
+        self.run(id, &serde_json::json!({ "argv": ["/bin/true"] })).await
+    }
+
+    async fn run(&mut self, id: &str, body: &serde_json::Value) -> Result<()> {
+        let body = body.to_string();
         let (status, answer) =
             self.call("POST", &format!("/v1/sandboxes/{id}/proxy/44772/command"), &body).await?;
         if status != StatusCode::OK || !answer.windows(18).any(|window| window == b"execution_complete") {

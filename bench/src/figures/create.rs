@@ -15,19 +15,26 @@ pub(crate) async fn create_exec() -> Result<()> {
     let server = Server::start().await?;
     server.settle().await;
     let mut conn = server.conn().await?;
-    let mut samples = Samples::default();
-    for round in 0..count(1000) + 20 {
+    let mut direct = Samples::default();
+    let mut shell = Samples::default();
+    for round in 0..2 * count(1000) + 40 {
+        let by_shell = round % 2 == 1;
         let began = Instant::now();
         let made = async {
             let id = conn.create(&server.image).await?;
-            conn.exec(&id, "true").await?;
+            if by_shell {
+                conn.exec(&id, "true").await?
+            } else {
+                conn.exec_true(&id).await?
+            }
             anyhow::Ok(id)
         }
         .await;
         let took = began.elapsed();
+        let samples = if by_shell { &mut shell } else { &mut direct };
         match made {
             Ok(id) => {
-                if round >= 20 {
+                if round >= 40 {
                     samples.push_ms(took);
                 }
                 conn.delete(&id).await?;
@@ -35,10 +42,11 @@ pub(crate) async fn create_exec() -> Result<()> {
             Err(_) => samples.fail(),
         }
     }
-    let runc = runc_run()?;
+    let runc = runc_run("/bin/true")?;
     let docker = docker_run();
-    samples.print("create_exec", "ms", Some(("runc run", runc)));
-    samples.print("create_exec", "ms", Some(("docker run --rm", docker)));
+    direct.print("create_exec", "ms", Some(("runc run", runc)));
+    direct.print("create_exec", "ms", Some(("docker run --rm", docker)));
+    shell.print("create_exec_shell", "ms", None);
     Ok(())
 }
 
@@ -54,7 +62,7 @@ fn median_of(rounds: usize, mut command: impl FnMut() -> Command) -> Option<f64>
     samples.p50()
 }
 
-fn runc_run() -> Result<Option<f64>> {
+fn runc_run(program: &str) -> Result<Option<f64>> {
     let Some(rootfs) = std::env::var_os("BENCH_ROOTFS") else { return Ok(None) };
     if Command::new("runc").arg("--version").stdout(Stdio::null()).status().is_err() {
         return Ok(None);
@@ -66,7 +74,7 @@ fn runc_run() -> Result<Option<f64>> {
     let mut spec: serde_json::Value = serde_json::from_slice(&std::fs::read(&path)?)?;
     spec["root"] = serde_json::json!({ "path": Path::new(&rootfs), "readonly": true });
     spec["process"]["terminal"] = false.into();
-    spec["process"]["args"] = serde_json::json!(["bash", "-c", "true"]);
+    spec["process"]["args"] = serde_json::json!([program]);
     std::fs::write(&path, spec.to_string())?;
     let mut n = 0;
     let median = median_of(30, || {
@@ -83,7 +91,7 @@ fn docker_run() -> Option<f64> {
     std::env::var_os("BENCH_ROOTFS")?;
     median_of(15, || {
         let mut command = Command::new("docker");
-        command.args(["run", "--rm", "bench-rootfs", "bash", "-c", "true"]);
+        command.args(["run", "--rm", "bench-rootfs", "/bin/true"]);
         command
     })
 }
@@ -114,7 +122,7 @@ pub(crate) async fn stages() -> Result<()> {
             stages.entry(name.to_owned()).or_default().push(ms * 1e3);
         }
         let began = Instant::now();
-        conn.exec(&id, "true").await?;
+        conn.exec_true(&id).await?;
         stages.entry("first_exec".to_owned()).or_default().push(began.elapsed().as_secs_f64() * 1e6);
         conn.delete(&id).await?;
     }
@@ -145,7 +153,7 @@ pub(crate) async fn burst() -> Result<()> {
                 let image = server.image.clone();
                 tokio::spawn(async move {
                     let id = conn.create(&image).await?;
-                    conn.exec(&id, "true").await?;
+                    conn.exec_true(&id).await?;
                     anyhow::Ok((conn, id))
                 })
             })
@@ -184,7 +192,7 @@ pub(crate) async fn sustained() -> Result<()> {
                 while Instant::now() < until {
                     let round = async {
                         let id = conn.create(&image).await?;
-                        conn.exec(&id, "true").await?;
+                        conn.exec_true(&id).await?;
                         conn.delete(&id).await
                     };
                     match round.await {

@@ -16,6 +16,7 @@ pub(crate) async fn one_by_one() -> Result<()> {
     let id = conn.create(&server.image).await?;
     let mut samples = Samples::default();
     let mut bare = Samples::default();
+    let (mut direct, mut bare_direct) = (Samples::default(), Samples::default());
     for round in 0..count(1000) + 20 {
         let began = Instant::now();
         let ran = conn.exec(&id, "true").await;
@@ -23,6 +24,12 @@ pub(crate) async fn one_by_one() -> Result<()> {
         let began = Instant::now();
         Command::new("bash").args(["-c", "true"]).status()?;
         let alone = began.elapsed();
+        let began = Instant::now();
+        let ran_direct = conn.exec_true(&id).await;
+        let took_direct = began.elapsed();
+        let began = Instant::now();
+        Command::new("/bin/true").status()?;
+        let alone_direct = began.elapsed();
         if round < 20 {
             continue;
         }
@@ -31,9 +38,15 @@ pub(crate) async fn one_by_one() -> Result<()> {
             Err(_) => samples.fail(),
         }
         bare.push_ms(alone);
+        match ran_direct {
+            Ok(()) => direct.push_ms(took_direct),
+            Err(_) => direct.fail(),
+        }
+        bare_direct.push_ms(alone_direct);
     }
     conn.delete(&id).await?;
     samples.print("exec_true", "ms", Some(("bash -c true", bare.p50())));
+    direct.print("exec_true_argv", "ms", Some(("/bin/true", bare_direct.p50())));
     Ok(())
 }
 

@@ -20,10 +20,13 @@ pub(crate) struct Spec {
 /// All figures, in the order `all` runs them.
 pub(crate) const ALL: &[Spec] = &[
     Spec { name: "server", about: "ready after start, resident when idle" },
-    Spec { name: "create_exec", about: "cold create to the result of the first command; peers runc, docker" },
+    Spec {
+        name: "create_exec",
+        about: "cold create to the result of /bin/true (and of bash -c true); peers runc, docker",
+    },
     Spec { name: "stages", about: "where the time of one create goes" },
-    Spec { name: "burst", about: "100 creates at once, each with one command" },
-    Spec { name: "sustained", about: "create + command + delete per second" },
+    Spec { name: "burst", about: "100 creates at once, each with one /bin/true" },
+    Spec { name: "sustained", about: "create + /bin/true + delete per second" },
     Spec { name: "idle", about: "memory per idle sandbox with 500 live" },
     Spec { name: "exec", about: "command `true` in an open sandbox; peer bare bash -c true" },
     Spec { name: "exec_16", about: "commands per second, 16 at once" },
