@@ -23,9 +23,9 @@ pub(crate) async fn create_exec() -> Result<()> {
         let made = async {
             let id = conn.create(&server.image).await?;
             if by_shell {
-                conn.exec(&id, "true").await?
+                conn.exec(&id, "true").await?;
             } else {
-                conn.exec_true(&id).await?
+                conn.exec_true(&id).await?;
             }
             anyhow::Ok(id)
         }
