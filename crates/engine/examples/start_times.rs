@@ -64,10 +64,20 @@ async fn measure(execd: &str, name: &str) -> Result<(), String> {
     let engine = Engine::start(config).map_err(text)?;
     engine.adopt(Vec::new()).await.map_err(text)?;
     print(&format!("start {} ms", begin.elapsed().as_millis()));
+    let result = run(&engine, name).await;
+    for id in engine.running() {
+        engine.delete(id);
+    }
+    engine.shutdown().await;
+    std::fs::remove_dir_all(&dir).map_err(text)?;
+    result
+}
+
+async fn run(engine: &Engine, name: &str) -> Result<(), String> {
     let image = engine.images().inspect(name).map_err(text)?;
     engine.expect_image(&image);
     let begin = Instant::now();
-    full(&engine, &image).await;
+    full(engine, &image).await;
     print(&format!("{READY} prepared in {} ms", begin.elapsed().as_millis()));
 
     // One at a time, with nothing else to do; then one after the other, while the pool is being filled.
@@ -89,13 +99,13 @@ async fn measure(execd: &str, name: &str) -> Result<(), String> {
                 engine.delete(created.id);
             }
             engine.settled().await;
-            full(&engine, &image).await;
+            full(engine, &image).await;
         }
         table(title, stages, totals);
     }
 
     for _ in 0..3 {
-        full(&engine, &image).await;
+        full(engine, &image).await;
         let begin = Instant::now();
         let creates: Vec<_> = (0..AT_ONCE)
             .map(|_| {
@@ -140,8 +150,7 @@ async fn measure(execd: &str, name: &str) -> Result<(), String> {
     }
     engine.settled().await;
     print(&format!("create + delete by 4: {:.0} per second", ROUNDS as f64 / begin.elapsed().as_secs_f64()));
-    engine.shutdown().await;
-    std::fs::remove_dir_all(&dir).map_err(text)
+    Ok(())
 }
 
 fn table(title: &str, mut stages: Vec<(&'static str, Vec<u32>)>, totals: Vec<u32>) {

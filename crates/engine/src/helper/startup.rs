@@ -16,6 +16,7 @@ use crate::sys::scm;
 /// sent, because the kernel gives the lowest free numbers.
 pub(crate) const KEPT_FROM: RawFd = 64;
 
+const LAST_SIGNAL: i32 = 64;
 const NOFILE_SOFT: u64 = 65_536;
 const NOFILE_HARD: u64 = 1_048_576;
 /// Sandboxes die before the server when the machine runs out of memory.
@@ -105,14 +106,15 @@ pub(crate) fn standard_to(null: &File) -> io::Result<()> {
 /// holds their pidfds. The flag for that, unlike an ignored `SIGCHLD`, does not survive an exec.
 fn signals() -> io::Result<()> {
     // SAFETY: `sigaction` and `sigset_t` are plain data for which all zeroes are valid; the calls get pointers
-    // to locals.
+    // to locals. Nothing in a helper relies on handlers.
     unsafe {
         let mut action: libc::sigaction = std::mem::zeroed();
         action.sa_sigaction = libc::SIG_DFL;
-        for signal in [libc::SIGPIPE, libc::SIGHUP, libc::SIGINT, libc::SIGTERM, libc::SIGQUIT] {
-            if libc::sigaction(signal, &raw const action, std::ptr::null_mut()) != 0 {
-                return Err(io::Error::last_os_error());
-            }
+        // Whatever the server ignores, or was started with ignored. Past libc, which hides two signals that can be
+        // inherited as ignored all the same. SIGKILL and SIGSTOP cannot be set and are never ignored.
+        let default = KernelAction { handler: 0, flags: 0, restorer: 0, mask: 0 };
+        for signal in 1..=LAST_SIGNAL {
+            libc::syscall(libc::SYS_rt_sigaction, signal, &raw const default, 0, size_of::<u64>());
         }
         action.sa_flags = libc::SA_NOCLDWAIT;
         if libc::sigaction(libc::SIGCHLD, &raw const action, std::ptr::null_mut()) != 0 {
@@ -127,6 +129,15 @@ fn signals() -> io::Result<()> {
     // Ctrl-C in the server's terminal goes to its process group; sandboxes and helpers are not part of it.
     rustix::process::setsid()?;
     Ok(())
+}
+
+/// What the system call takes, unlike libc's function.
+#[repr(C)]
+struct KernelAction {
+    handler: usize,
+    flags: libc::c_ulong,
+    restorer: usize,
+    mask: u64,
 }
 
 /// A kernel with a smaller maximum keeps its own.

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use osb_engine::net::{Mode, NetConfig};
-use osb_engine::{ConnectError, CreateError, Engine, Limits, StartError};
+use osb_engine::{CheckResult, ConnectError, CreateError, Engine, Limits, StartError};
 use osb_protocol::ids::SandboxId;
 
 use crate::Test;
@@ -19,6 +19,7 @@ pub(crate) const TESTS: &[Test] = &[
     ("life_ports_and_daemon_are_reached", life_ports_and_daemon_are_reached),
     ("life_second_engine_is_refused", life_second_engine_is_refused),
     ("life_many_at_once", life_many_at_once),
+    ("life_check_finds_this_machine_fit", life_check_finds_this_machine_fit),
     ("life_with_network", life_with_network),
     ("life_without_user_namespace", life_without_user_namespace),
 ];
@@ -50,7 +51,7 @@ fn life_output_exit_code_and_environment() {
                 "umask 0022".to_owned(),
                 nofile.clone(),
                 "core 0".to_owned(),
-                "sigpipe default".to_owned(),
+                "signals default".to_owned(),
                 "fds 0 1 2".to_owned(),
                 "pty ok".to_owned(),
                 "shm ok".to_owned(),
@@ -281,6 +282,20 @@ fn life_many_at_once() {
             bed
         },
     );
+}
+
+fn life_check_finds_this_machine_fit() {
+    let dir = tempfile::tempdir().unwrap();
+    let items = osb_engine::check(&config(dir.path()));
+    for item in &items {
+        assert!(item.result != CheckResult::Fail, "{item:?}");
+        assert!(!item.message.is_empty());
+    }
+    assert!(
+        items.iter().any(|item| item.name == "user namespaces" && item.result == CheckResult::Ok),
+        "{items:?}"
+    );
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
 }
 
 fn life_with_network() {
