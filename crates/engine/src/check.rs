@@ -51,6 +51,7 @@ pub fn check(config: &EngineConfig) -> Vec<CheckItem> {
         Err(error) => item("cgroups", Fail, format!("{error}: enable them on the kernel's command line")),
     });
     items.push(seccomp());
+    items.push(out_of_memory());
     items.push(data_dir(config));
     if root {
         items.push(user_namespace(config));
@@ -116,6 +117,21 @@ fn seccomp() -> CheckItem {
         item("seccomp", CheckResult::Ok, format!("filter of {} instructions", Filter::new().len()))
     } else {
         item("seccomp", CheckResult::Fail, "the kernel needs CONFIG_SECCOMP_FILTER")
+    }
+}
+
+/// With the usual setting the kernel lists every process of the group at each kill, under a lock of the whole machine:
+/// a fork bomb that runs out of memory again and again holds up the kills in all other sandboxes.
+fn out_of_memory() -> CheckItem {
+    let name = "out of memory";
+    match std::fs::read_to_string("/proc/sys/vm/oom_dump_tasks") {
+        Ok(text) if text.trim() != "0" => item(
+            name,
+            CheckResult::Warn,
+            "each out-of-memory kill lists all processes of its sandbox in the kernel's log: \
+             'sysctl vm.oom_dump_tasks=0' keeps hostile sandboxes from slowing others",
+        ),
+        _ => item(name, CheckResult::Ok, "kills are logged in one line"),
     }
 }
 
