@@ -12,6 +12,7 @@ pub mod sandbox;
 mod serve;
 pub mod state;
 pub mod store;
+mod unread;
 
 pub use api::document as openapi;
 pub use front::app;

@@ -4,12 +4,13 @@ use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::pin::pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use axum::body::Body;
 use axum::extract::ConnectInfo;
 use axum::response::IntoResponse;
-use http::Request;
+use http::{HeaderValue, Request, header};
 use hyper::body::Incoming;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -26,6 +27,7 @@ use crate::front::app;
 use crate::sandbox::StartError;
 use crate::state::AppState;
 use crate::store::Store;
+use crate::unread::{self, ReadToEnd};
 
 /// Connections above the limit that are told so at a time; further ones are closed at once.
 const REFUSALS: usize = 64;
@@ -140,9 +142,17 @@ async fn connection(
     let service = service_fn(move |request: Request<Incoming>| {
         let app = app.clone();
         async move {
-            let mut request = request.map(Body::new);
+            let unasked = unread::is_held_back(request.headers()).then(Arc::<AtomicBool>::default);
+            let mut request = request.map(|body| match &unasked {
+                Some(unasked) => Body::new(ReadToEnd::held_back(body, Arc::clone(unasked))),
+                None => Body::new(ReadToEnd::new(body)),
+            });
             request.extensions_mut().insert(ConnectInfo(peer));
-            app.oneshot(request).await.map_err(|never: Infallible| never)
+            let mut response = app.oneshot(request).await.unwrap_or_else(|never: Infallible| match never {});
+            if unasked.is_some_and(|unasked| unasked.load(Ordering::Relaxed)) {
+                response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+            }
+            Ok::<_, Infallible>(response)
         }
     });
     let mut builder = hyper::server::conn::http1::Builder::new();

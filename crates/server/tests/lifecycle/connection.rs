@@ -69,7 +69,9 @@ async fn a_client_that_hangs_up_leaves_no_sandbox() {
     let body = with(serde_json::json!({"image": {"uri": "slow"}}));
     let mut stream = TcpStream::connect(server.address).await.unwrap();
     stream.write_all(request(&body).as_bytes()).await.unwrap();
-    tokio::time::sleep(Duration::from_millis(50)).await;
+    while server.fake.at_gate.load(std::sync::atomic::Ordering::SeqCst) == 0 {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
     drop(stream);
     tokio::time::sleep(Duration::from_millis(50)).await;
     server.fake.gate.add_permits(1);
@@ -131,4 +133,56 @@ async fn a_stopping_server_lets_requests_end() {
     server.done.await.unwrap();
     assert_eq!(server.fake.live(), 1);
     assert!(TcpStream::connect(server.address).await.is_err());
+}
+
+/// Sends the head, waits, then sends the body: what clients do that write the two apart.
+async fn in_two_parts(server: &Running, head: &str, body: &[u8]) -> (String, String) {
+    let mut stream = TcpStream::connect(server.address).await.unwrap();
+    stream.set_nodelay(true).unwrap();
+    let head = format!("{head} HTTP/1.1\r\nhost: x\r\ncontent-length: {}\r\n\r\n", body.len());
+    stream.write_all(head.as_bytes()).await.unwrap();
+    tokio::time::sleep(Duration::from_millis(30)).await;
+    stream.write_all(body).await.unwrap();
+    let mut answer = vec![0; 65536];
+    let n = tokio::time::timeout(Duration::from_secs(5), stream.read(&mut answer)).await.unwrap().unwrap();
+    let first = String::from_utf8_lossy(&answer[..n]).into_owned();
+    (first, exchange(&mut stream, "GET /health HTTP/1.1\r\nhost: x\r\n\r\n").await)
+}
+
+#[tokio::test]
+async fn answers_before_the_body_leave_the_connection_usable() {
+    let server = start("").await;
+    let id = "3b0a72f7-93ab-4b6e-9aa0-000000000000";
+    let large = vec![b'x'; 5 << 20];
+    for (head, body, status) in [
+        (format!("POST /v1/sandboxes/{id}/proxy/44772/command"), &b"{}"[..], "404"),
+        ("POST /nope".to_owned(), b"{}", "404"),
+        ("PUT /v1/sandboxes".to_owned(), b"{}", "405"),
+        (format!("DELETE /v1/sandboxes/{id}"), b"{}", "404"),
+        ("POST /nope".to_owned(), &large, "404"),
+        ("POST /v1/sandboxes".to_owned(), &large, "413"),
+    ] {
+        let (first, second) = in_two_parts(&server, &head, body).await;
+        assert!(first.starts_with(&format!("HTTP/1.1 {status} ")), "{head}: {first}");
+        assert!(second.starts_with("HTTP/1.1 200 "), "{head}: {second}");
+    }
+}
+
+#[tokio::test]
+async fn a_body_that_is_held_back_and_not_wanted_ends_the_connection() {
+    let server = start("").await;
+    let head = "POST /nope HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\ncontent-length: 5\r\n\r\n";
+    let mut stream = TcpStream::connect(server.address).await.unwrap();
+    let answer = exchange(&mut stream, head).await;
+    assert!(answer.starts_with("HTTP/1.1 404 ") && answer.contains("\r\nconnection: close\r\n"), "{answer}");
+    let mut stream = TcpStream::connect(server.address).await.unwrap();
+    let body = minimal().to_string();
+    let head = format!(
+        "POST /v1/sandboxes HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\ncontent-type: application/json\r\n\
+         content-length: {}\r\n\r\n",
+        body.len()
+    );
+    assert!(exchange(&mut stream, &head).await.starts_with("HTTP/1.1 100 Continue"), "it is asked for");
+    let answer = exchange(&mut stream, &body).await;
+    assert!(answer.starts_with("HTTP/1.1 202 ") && !answer.contains("connection: close"), "{answer}");
 }

@@ -32,6 +32,8 @@ pub(crate) struct Fake {
     pub(crate) fail_delete: AtomicBool,
     /// Creates of the image `slow` wait for a permit.
     pub(crate) gate: Semaphore,
+    /// How many came to the gate.
+    pub(crate) at_gate: AtomicUsize,
     events: mpsc::UnboundedSender<RuntimeEvent>,
     receiver: Mutex<Option<mpsc::UnboundedReceiver<RuntimeEvent>>>,
 }
@@ -47,6 +49,7 @@ impl Fake {
             deleted: AtomicUsize::new(0),
             fail_delete: AtomicBool::new(false),
             gate: Semaphore::new(0),
+            at_gate: AtomicUsize::new(0),
             events,
             receiver: Mutex::new(Some(receiver)),
         })
@@ -85,7 +88,10 @@ impl Runtime for Fake {
             }
             "broken" => return Err(CreateError::Failed("clone failed".to_owned())),
             "picky" => return Err(CreateError::InvalidParameter("disk limits need quota".to_owned())),
-            "slow" => self.gate.acquire().await.unwrap().forget(),
+            "slow" => {
+                self.at_gate.fetch_add(1, Ordering::SeqCst);
+                self.gate.acquire().await.unwrap().forget();
+            }
             _ => {}
         }
         if spec.entrypoint[0] == "/no/such" {
