@@ -53,7 +53,10 @@ fn describe() -> ExitCode {
     println!("core {}", getrlimit(Resource::Core).maximum.unwrap());
     let ignored = u64::from_str_radix(&status("SigIgn:"), 16).unwrap();
     // The Rust runtime ignores SIGPIPE itself; of what was inherited only it may be ignored.
-    println!("signals {}", if ignored & !(1 << 12) == 0 { "default".to_owned() } else { format!("{ignored:x}") });
+    println!(
+        "signals {}",
+        if ignored & !(1 << 12) == 0 { "default".to_owned() } else { format!("{ignored:x}") }
+    );
     let dir = fs::File::open("/proc/self/fd").unwrap();
     let mut fds: Vec<i32> = fs::read_dir("/proc/self/fd")
         .unwrap()
