@@ -189,6 +189,7 @@ impl Pool {
     }
 
     fn run(&self) {
+        crate::sys::thread_gives_way();
         let mut pause = FIRST_PAUSE;
         let mut pausing = false;
         loop {

@@ -109,6 +109,7 @@ impl Retire {
     }
 
     fn run(&self) {
+        crate::sys::thread_gives_way();
         loop {
             let mut queue = self.lock();
             let (slot, dir) = loop {
