@@ -156,13 +156,33 @@ where
 fn failure(error: &anyhow::Error) -> u8 {
     use std::io::Write as _;
     // Standard error may be closed; there is no other place to say so.
-    let _ = writeln!(std::io::stderr(), "error: {}", osb_cli::printable(&format!("{error:#}")));
+    let _ = writeln!(std::io::stderr(), "error: {}", osb_cli::printable(&told(error)));
     exit::FAILURE
+}
+
+/// An error and its causes; a cause that the text before it already tells is not told again.
+fn told(error: &anyhow::Error) -> String {
+    let mut text = String::new();
+    for cause in error.chain().map(ToString::to_string) {
+        if text.is_empty() {
+            text = cause;
+        } else if !text.ends_with(&cause) {
+            text = format!("{text}: {cause}");
+        }
+    }
+    text
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn causes_are_told_once() {
+        let io = || std::io::Error::other("disk is gone");
+        assert_eq!(told(&anyhow::Error::new(io()).context("read it: disk is gone")), "read it: disk is gone");
+        assert_eq!(told(&anyhow::Error::new(io()).context("read it")), "read it: disk is gone");
+    }
 
     #[test]
     fn command_lines_are_well_formed() {

@@ -82,7 +82,7 @@ impl Runtime for EmbeddedRuntime {
             .engine
             .images()
             .resolve(&spec.image)
-            .map_err(|error| CreateError::Failed(format!("the image store cannot be read: {error}")))?
+            .map_err(|error| image_error(&spec.image, &error))?
             .ok_or_else(|| CreateError::ImageNotFound {
                 reference: spec.image.clone(),
                 hint: ": load it with `osb image load PATH --name NAME`, or use the built-in image 'host'"
@@ -177,6 +177,21 @@ impl Runtime for EmbeddedRuntime {
     }
 }
 
+/// A name that can be none is the caller's fault, all else is ours.
+fn image_error(name: &str, error: &osb_engine::image::Error) -> CreateError {
+    /// Most of a name that is repeated.
+    const SHOWN: usize = 255;
+    match error {
+        osb_engine::image::Error::InvalidName { .. } if name.len() > SHOWN => {
+            CreateError::InvalidParameter("image.uri is longer than an image's name can be".to_owned())
+        }
+        osb_engine::image::Error::InvalidName { .. } => {
+            CreateError::InvalidParameter(format!("image.uri: {error}"))
+        }
+        error => CreateError::Failed(format!("the image store cannot be read: {error}")),
+    }
+}
+
 fn create_error(error: osb_engine::CreateError) -> CreateError {
     match error {
         osb_engine::CreateError::Entrypoint { program, reason } => {
@@ -194,5 +209,23 @@ fn engine_error(error: osb_engine::EngineError) -> RuntimeError {
     match error {
         osb_engine::EngineError::NotFound => RuntimeError::NotFound,
         osb_engine::EngineError::Failed(message) => RuntimeError::Failed(message),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_that_can_be_none_is_the_callers_fault() {
+        let refused = |name: &str| {
+            let error = osb_engine::image::Reference::parse(name).unwrap_err();
+            image_error(name, &error)
+        };
+        let long = "a".repeat(100_000);
+        for name in ["/etc", "../../etc", "UPPER CASE!!", &long] {
+            let CreateError::InvalidParameter(message) = refused(name) else { panic!("{name}") };
+            assert!(message.starts_with("image.uri") && message.len() < 600, "{message}");
+        }
     }
 }

@@ -7,6 +7,8 @@ use osb_protocol::labels::LabelError;
 use osb_runtime::{ConnectError, CreateError, RuntimeError};
 use serde::Serialize;
 
+use crate::store::StoreError;
+
 /// What a handler answers instead of its result. `Display` is the message on the wire: it says what to do and
 /// never repeats input that may hold a secret.
 #[derive(Debug, thiserror::Error)]
@@ -128,6 +130,9 @@ pub enum ApiError {
     /// Too many connections.
     #[error("the server has as many connections as it takes: try again")]
     Overloaded,
+    /// Nothing can be stored.
+    #[error("the server's disk is full: make room on the disk of its data_dir and try again")]
+    DiskFull,
     /// Our fault. The text is logged and not sent.
     #[error("the server failed; its log has the details under this request's id")]
     Internal(String),
@@ -221,7 +226,7 @@ impl ApiError {
             Self::MethodNotAllowed => (StatusCode::METHOD_NOT_ALLOWED, code::UNKNOWN_ERROR),
             Self::BodyTooLarge(_) => (StatusCode::PAYLOAD_TOO_LARGE, code::UNKNOWN_ERROR),
             Self::Overloaded => (StatusCode::SERVICE_UNAVAILABLE, code::UNKNOWN_ERROR),
-            Self::Internal(_) => (StatusCode::INTERNAL_SERVER_ERROR, code::UNKNOWN_ERROR),
+            Self::DiskFull | Self::Internal(_) => (StatusCode::INTERNAL_SERVER_ERROR, code::UNKNOWN_ERROR),
         }
     }
 
@@ -270,6 +275,15 @@ impl From<CreateError> for ApiError {
                 Self::Exhausted { what, retry_after_seconds: seconds.max(1) }
             }
             CreateError::Failed(_) => Self::StartFailed(error.to_string()),
+        }
+    }
+}
+
+impl From<StoreError> for ApiError {
+    fn from(error: StoreError) -> Self {
+        match error {
+            StoreError::Full => Self::DiskFull,
+            error => Self::Internal(error.to_string()),
         }
     }
 }

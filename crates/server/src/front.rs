@@ -83,6 +83,9 @@ async fn route(routes: Router, mut request: Request) -> Response {
     if matches!(*request.method(), Method::HEAD | Method::OPTIONS) {
         return probe(routes, request.uri().clone()).await;
     }
+    if !decodes(request.uri().path()) {
+        return ApiError::RouteNotFound.into_response();
+    }
     request.extensions_mut().insert(Mount(mount));
     // The error of a router is no error at all.
     let mut response = routes.oneshot(request).await.unwrap_or_else(|never| match never {});
@@ -191,6 +194,25 @@ fn holds_dots(path: &str) -> bool {
     false
 }
 
+/// Whether a path is text after percent-decoding.
+fn decodes(path: &str) -> bool {
+    let mut bytes = path.bytes();
+    let mut decoded = Vec::with_capacity(path.len());
+    while let Some(byte) = bytes.next() {
+        let mut ahead = bytes.clone();
+        let digits = (ahead.next().map(char::from), ahead.next().map(char::from));
+        match (byte, digits) {
+            (b'%', (Some(high), Some(low))) if high.is_ascii_hexdigit() && low.is_ascii_hexdigit() => {
+                let value = |digit: char| digit.to_digit(16).unwrap_or_default() as u8;
+                decoded.push(value(high) << 4 | value(low));
+                bytes = ahead;
+            }
+            _ => decoded.push(byte),
+        }
+    }
+    std::str::from_utf8(&decoded).is_ok()
+}
+
 fn request_id(headers: &HeaderMap) -> HeaderValue {
     let sent = headers.get(REQUEST_ID_HEADER).map(HeaderValue::as_bytes).unwrap_or_default().trim_ascii();
     let sent = &sent[..sent.len().min(REQUEST_ID_MAX)];
@@ -246,6 +268,16 @@ impl Cors {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn paths_that_are_no_text_are_seen() {
+        for path in ["/a", "/%41%c3%BC", "/%", "/%4", "/%zz", "/a%2fb"] {
+            assert!(decodes(path), "{path}");
+        }
+        for path in ["/%ff", "/a/%c3/b", "/%C3%28"] {
+            assert!(!decodes(path), "{path}");
+        }
+    }
 
     #[test]
     fn dots_are_seen_through_encoding() {

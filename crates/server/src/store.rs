@@ -28,6 +28,8 @@ use crate::sandbox::{Changing, Origin, Status};
 const CHECKPOINT_EVERY: usize = 1000;
 /// Most writes of one transaction.
 const BATCH: usize = 256;
+/// Longest path that SQLite opens, less what it appends for its side files.
+const LONGEST_PATH: usize = 500;
 
 const INSERT: &str = "INSERT INTO sandboxes (id, created_at, image, platform, entrypoint, extensions, limits, \
      endpoint_token, handle, metadata, expires_at, state, reason, message, since, exit_code) \
@@ -43,6 +45,12 @@ pub enum StoreError {
     /// Another server works on the file.
     #[error("{0} is in use by another server: stop it, or give this one another data_dir")]
     Locked(PathBuf),
+    /// The path cannot be opened.
+    #[error("the path of data_dir is too long: shorten it by {0} bytes")]
+    TooLong(usize),
+    /// The disk has no room left.
+    #[error("the disk of data_dir is full: make room on it and try again")]
+    Full,
     /// The file or its directory cannot be used.
     #[error("{path}: {reason}")]
     Io {
@@ -69,7 +77,12 @@ pub enum StoreError {
 
 impl From<sqlx::Error> for StoreError {
     fn from(error: sqlx::Error) -> Self {
-        Self::Sql(error.to_string())
+        /// `SQLITE_FULL`.
+        const FULL: &str = "13";
+        match error.as_database_error().and_then(sqlx::error::DatabaseError::code) {
+            Some(code) if code == FULL => Self::Full,
+            _ => Self::Sql(error.to_string()),
+        }
     }
 }
 
@@ -96,6 +109,9 @@ impl Store {
     /// # Errors
     /// When another server holds the file, or it cannot be used.
     pub async fn open(path: &Path) -> Result<(Self, Vec<(Origin, Changing)>), StoreError> {
+        if path.as_os_str().len() > LONGEST_PATH {
+            return Err(StoreError::TooLong(path.as_os_str().len() - LONGEST_PATH));
+        }
         let lock = prepare(path)?;
         let options = SqliteConnectOptions::new()
             .filename(path)
@@ -180,7 +196,19 @@ fn connect(
             .await
             .map_err(|error| StoreError::Sql(error.to_string()))?;
         let rows = sqlx::query(LOAD).fetch_all(&mut connection).await?;
-        let sandboxes = rows.iter().map(read_row).collect::<Result<Vec<_>, _>>()?;
+        let mut sandboxes = Vec::with_capacity(rows.len());
+        for row in &rows {
+            match read_row(row) {
+                Ok(sandbox) => sandboxes.push(sandbox),
+                Err(StoreError::Row { id, column }) => {
+                    // One damaged row must not keep all others from being served. The runtime removes what no row
+                    // names.
+                    tracing::error!(sandbox = id, column, "stored sandbox cannot be read: it is given up");
+                    sqlx::query(DELETE).bind(id).execute(&mut connection).await?;
+                }
+                Err(error) => return Err(error),
+            }
+        }
         Ok((connection, sandboxes))
     })
 }
@@ -348,7 +376,8 @@ fn read_row(row: &SqliteRow) -> Result<(Origin, Changing), StoreError> {
         extensions: column(row, "extensions")?.ok_or_else(|| broken("extensions"))?,
         limits: column(row, "limits")?.ok_or_else(|| broken("limits"))?,
         endpoint_token: row.try_get("endpoint_token")?,
-        handle: column::<Handle>(row, "handle")?.ok_or_else(|| broken("handle"))?,
+        // One that cannot be read finds nothing, and the sandbox is told as lost.
+        handle: column(row, "handle")?.unwrap_or(Handle(serde_json::Value::Null)),
     };
     let changing = Changing {
         status: Status {

@@ -62,6 +62,7 @@ pub(crate) fn check(request: CreateSandboxRequest, config: &Config) -> Result<Or
     let limits = request.resource_limits.unwrap_or_default();
     let work = check_limits(&limits)?;
     let env = check_env(request.env.unwrap_or_default())?;
+    check_size(&command, &env)?;
     volumes::check(request.volumes.as_deref().unwrap_or_default(), &config.allowed_host_paths)?;
     let image = request.image.map(|image| image.uri.trim().to_owned()).unwrap_or_default();
     let endpoint_token = (request.secure_access || config.server.require_endpoint_token).then(token);
@@ -306,6 +307,28 @@ fn check_env(env: BTreeMap<String, Option<String>>) -> Result<Vec<(String, Strin
         kept.push((name, value));
     }
     Ok(kept)
+}
+
+/// What the kernel takes is known before a sandbox is made for it.
+fn check_size(command: &[String], env: &[(String, String)]) -> Result<(), ApiError> {
+    /// Longest argument or variable, with the null byte at its end.
+    const LONGEST: usize = 128 << 10;
+    /// Arguments and variables together, with a pointer for each.
+    const TOGETHER: usize = 2 << 20;
+    let arguments = command.iter().map(|word| word.len() + 1);
+    let variables = env.iter().map(|(name, value)| name.len() + value.len() + 2);
+    let mut sum = 0;
+    for length in arguments.chain(variables) {
+        sum += length + size_of::<usize>();
+        if length > LONGEST || sum > TOGETHER {
+            return Err(ApiError::InvalidParameter(
+                "entrypoint and env are too long: a program receives at most 128 KiB in each argument or variable \
+                 and 2 MiB in all; put the data into a file"
+                    .to_owned(),
+            ));
+        }
+    }
+    Ok(())
 }
 
 /// A list of one text that holds a blank is split as a shell would; anything else is the command as it is.

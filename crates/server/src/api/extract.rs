@@ -14,6 +14,9 @@ pub(crate) const BODY_LIMIT: usize = 4 << 20;
 
 /// Which members of a request object may be unknown. Decided here for all of them.
 pub(crate) trait Closed {
+    /// Whether the body is a list.
+    const LIST: bool = false;
+
     /// Whether an unknown member at `path` (names joined by dots) is refused even when the server is not strict.
     fn always(path: &str) -> bool {
         let _ = path;
@@ -40,8 +43,13 @@ impl Closed for osb_protocol::lifecycle::PatchSandboxMetadataRequest {}
 impl Closed for osb_protocol::lifecycle::RenewSandboxExpirationRequest {}
 impl Closed for osb_protocol::lifecycle::MetricsEvent {}
 impl Closed for osb_protocol::lifecycle::NetworkPolicy {}
-impl Closed for Vec<osb_protocol::lifecycle::NetworkRule> {}
-impl Closed for Vec<String> {}
+impl Closed for Vec<osb_protocol::lifecycle::NetworkRule> {
+    const LIST: bool = true;
+}
+
+impl Closed for Vec<String> {
+    const LIST: bool = true;
+}
 
 /// A JSON body.
 pub(crate) struct Json<T>(pub(crate) T);
@@ -97,6 +105,10 @@ pub(crate) fn parse<T: DeserializeOwned + Closed>(
 ) -> Result<T, ApiError> {
     if !is_json(headers) {
         return Err(issue("content_type", "a JSON body with Content-Type: application/json is expected"));
+    }
+    // The parser would take a list for an object, member by member.
+    if !T::LIST && bytes.trim_ascii_start().starts_with(b"[") {
+        return Err(issue("value_error", "an object is expected"));
     }
     let mut unknown = Vec::new();
     let mut json = serde_json::Deserializer::from_slice(bytes);
@@ -164,12 +176,25 @@ fn describe(error: &serde_path_to_error::Error<serde_json::Error>) -> Issue {
         // What was sent stands before the last of these; what stands behind is ours.
         let msg = text.rsplit_once(", expected ").map_or_else(
             || "another value is expected".to_owned(),
-            |(_, wanted)| format!("{wanted} is expected"),
+            |(_, wanted)| format!("{} is expected", plain(wanted)),
         );
         return Issue { kind: "value_error", loc, msg };
     }
+    if text.starts_with("data did not match any variant") {
+        return Issue { kind: "value_error", loc, msg: "a value of another type is expected".to_owned() };
+    }
     // Texts of our own visitors.
     Issue { kind: "value_error", loc, msg: text.to_owned() }
+}
+
+/// Words of JSON for the parser's own.
+fn plain(wanted: &str) -> &str {
+    match wanted {
+        "a map" => "an object",
+        "a sequence" => "a list",
+        wanted if wanted.starts_with("struct ") => "an object",
+        wanted => wanted,
+    }
 }
 
 /// The parameters of a query string, in order.

@@ -72,10 +72,7 @@ impl AppState {
             return Err(ApiError::SandboxNotFound);
         }
         let next = next(record)?;
-        self.store()
-            .update(record.id(), &next)
-            .await
-            .map_err(|error| ApiError::Internal(error.to_string()))?;
+        self.store().update(record.id(), &next).await.map_err(ApiError::from)?;
         *record.now() = next;
         Ok(())
     }

@@ -111,7 +111,7 @@ impl AppState {
             if let Err(left) = self.runtime().delete(origin.id).await {
                 tracing::error!(sandbox = %origin.id, %left, "sandbox without a record could not be removed");
             }
-            return Err(ApiError::Internal(error.to_string()));
+            return Err(error.into());
         }
         stages.push(("store", u32::try_from(began.elapsed().as_micros()).unwrap_or(u32::MAX)));
         let record = Record::new(origin, changing);

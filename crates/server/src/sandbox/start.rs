@@ -55,7 +55,10 @@ impl AppState {
             {
                 record.now().status = status_of(&ended, WireTime::now());
                 let next = record.now().clone();
-                self.store().update(record.id(), &next).await?;
+                if let Err(error) = self.store().update(record.id(), &next).await {
+                    // What is known goes on; a later start finds the same.
+                    tracing::error!(sandbox = %record.id(), %error, "state could not be stored");
+                }
                 tracing::warn!(sandbox = %record.id(), reason = ended.reason, "ended while the server was away");
             }
             self.schedule(&record);

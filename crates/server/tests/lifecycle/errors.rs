@@ -46,6 +46,7 @@ fn every_error_has_one_status_and_code() {
         (ApiError::MethodNotAllowed, 405, "GENERAL::UNKNOWN_ERROR"),
         (ApiError::BodyTooLarge(1), 413, "GENERAL::UNKNOWN_ERROR"),
         (ApiError::Overloaded, 503, "GENERAL::UNKNOWN_ERROR"),
+        (ApiError::DiskFull, 500, "GENERAL::UNKNOWN_ERROR"),
         (ApiError::Internal(text()), 500, "GENERAL::UNKNOWN_ERROR"),
     ] {
         let (got, got_code) = error.wire();
@@ -140,5 +141,35 @@ async fn issues_name_the_place() {
         let answer = server.send(request).await.expect(422).json();
         assert_eq!(answer["detail"][0]["loc"].to_string(), place, "{answer}");
         assert_eq!(answer["detail"][0]["type"], kind, "{answer}");
+    }
+}
+
+#[tokio::test]
+async fn bodies_of_another_shape_are_told_in_words_of_json() {
+    let server = Server::new().await;
+    let id = server.create(minimal()).await.expect(202).id();
+    let metadata = format!("/v1/sandboxes/{id}/metadata");
+    let renew = format!("/v1/sandboxes/{id}/renew-expiration");
+    for (method, path, body, message) in [
+        ("POST", "/v1/sandboxes", r#"["host"]"#, "body: an object is expected"),
+        ("POST", "/v1/sandboxes", "5", "body: an object is expected"),
+        ("POST", "/v1/sandboxes", r#"{"image": "host"}"#, "body.image: an object is expected"),
+        ("POST", "/v1/sandboxes", r#"{"entrypoint": "x"}"#, "body.entrypoint: a list is expected"),
+        ("POST", "/v1/sandboxes", r#"{"env": [1]}"#, "body.env: an object is expected"),
+        ("PATCH", &metadata, "[]", "body: an object is expected"),
+        ("POST", &renew, r#"{"expiresAt": null}"#, "body.expiresAt: a value of another type is expected"),
+    ] {
+        let request = Request::builder().method(method).uri(path).header("content-type", "application/json");
+        let answer = server.send(request.body(Body::from(body)).unwrap()).await.expect(422);
+        assert_eq!(answer.json()["message"], message, "{body}");
+    }
+}
+
+#[tokio::test]
+async fn a_path_that_is_no_text_is_a_path_that_does_not_exist() {
+    let server = Server::new().await;
+    for path in ["/v1/sandboxes/%ff", "/v1/sandboxes/%c3%28/endpoints/80", "/%ff"] {
+        let answer = server.get(path).await.expect(404);
+        assert_eq!(answer.code(), "GENERAL::UNKNOWN_ERROR", "{path}: {}", answer.text);
     }
 }

@@ -87,3 +87,47 @@ async fn many_creates_at_once_are_all_stored() {
     let server = Server::again(server.stop().await, "", Fake::new()).await;
     assert_eq!(server.get("/v1/sandboxes").await.json()["pagination"]["totalItems"], ids.len());
 }
+
+#[tokio::test]
+async fn a_damaged_row_costs_its_own_sandbox_only() {
+    use sqlx::Connection as _;
+
+    let server = Server::new().await;
+    let mut ids = Vec::new();
+    for _ in 0..4 {
+        ids.push(server.create(minimal()).await.expect(202).id());
+    }
+    let dir = server.stop().await;
+    let path = config(dir.path(), "").store_path();
+    let mut connection =
+        sqlx::SqliteConnection::connect(&format!("sqlite://{}", path.display())).await.unwrap();
+    for (column, value, id) in [
+        ("handle", "{garbage", &ids[0]),
+        ("metadata", "5", &ids[1]),
+        ("created_at", "-9000000000000000000", &ids[2]),
+    ] {
+        let sql = format!("UPDATE sandboxes SET {column} = '{value}' WHERE id = '{id}'");
+        sqlx::query(sqlx::AssertSqlSafe(sql)).execute(&mut connection).await.unwrap();
+    }
+    connection.close().await.unwrap();
+
+    let fake = Fake::new();
+    let server = Server::again(dir, "", fake).await;
+    let adopted = server.fake.adopted.lock().unwrap().clone();
+    assert_eq!(adopted.iter().filter(|(_, handle)| handle.0.is_null()).count(), 1, "the runtime decides");
+    server.get(&format!("/v1/sandboxes/{}", ids[0])).await.expect(200);
+    server.get(&format!("/v1/sandboxes/{}", ids[1])).await.expect(404);
+    server.get(&format!("/v1/sandboxes/{}", ids[2])).await.expect(404);
+    server.get(&format!("/v1/sandboxes/{}", ids[3])).await.expect(200);
+    let again = Server::again(server.stop().await, "", Fake::new()).await;
+    assert_eq!(again.get("/v1/sandboxes").await.json()["pagination"]["totalItems"], 2);
+}
+
+#[tokio::test]
+async fn a_path_that_sqlite_cannot_open_says_so() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join(["x".repeat(200), "y".repeat(200), "z".repeat(200)].join("/")).join("a.db");
+    let error = Store::open(&path).await.unwrap_err();
+    assert!(error.to_string().contains("shorten it by"), "{error}");
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0, "nothing is made");
+}
