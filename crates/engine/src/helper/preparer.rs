@@ -17,8 +17,8 @@ use super::userns;
 pub(crate) const IDS: u32 = 65_536;
 
 pub(super) fn run() -> io::Result<()> {
-    crate::sys::process_gives_way();
     let (mut link, hello, _) = startup::begin(c"osb-preparer")?;
+    crate::sys::process_gives_way();
     let mut preparer = match Preparer::new(&hello) {
         Ok((preparer, finding)) => {
             startup::answer(&mut link, &Ok(finding))?;
