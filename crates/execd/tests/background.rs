@@ -105,6 +105,22 @@ fn much_output_is_kept_up_to_a_bound_with_the_loss_told() {
 }
 
 #[test]
+fn the_log_of_a_program_that_writes_without_end_can_be_read() {
+    let daemon = Daemon::start();
+    let id = start(&daemon, "exec yes");
+    eventually("more than is kept is written", || {
+        logs(&daemon, &id, "0").head.header("execd-commands-dropped-bytes").is_some()
+    });
+    for _ in 0..3 {
+        // `logs` takes a body that ends before its announced length for a failure.
+        let answer = logs(&daemon, &id, "0");
+        assert_eq!(answer.body.len(), 64 << 20);
+        assert!(answer.body.chunks(2).all(|pair| pair == b"y\n" || pair == b"\ny"));
+    }
+    assert_eq!(daemon.call("DELETE", &format!("/command?id={id}"), None).head.status, 200);
+}
+
+#[test]
 fn nothing_is_left_in_the_temporary_directory() {
     let dir = tempfile::tempdir().unwrap();
     let daemon = Daemon::with(&[], &[("TMPDIR", dir.path().to_str().unwrap())]);

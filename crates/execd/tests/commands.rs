@@ -455,6 +455,13 @@ fn the_environment_has_its_order() {
         "mkdir -p \"$(dirname \"$EXECD_ENVS\")\" && printf '%s\\n' \"E='it works'\" >> \"$EXECD_ENVS\"";
     assert_eq!(daemon.run(append).exit_code(), 0);
     assert_eq!(daemon.run("echo $E").stdout(), "it works\n");
+    // What no program could be started with must not lock everybody out.
+    let fill = "(printf BIG=; head -c 200000 /dev/zero | tr '\\0' x; echo; printf SMALL=1) > \"$EXECD_ENVS\"";
+    assert_eq!(daemon.run(fill).exit_code(), 0);
+    assert_eq!(daemon.run("echo ${#BIG} $SMALL").stdout(), "0 1\n");
+    let fill = "x=$(head -c 100000 /dev/zero | tr '\\0' x); for i in $(seq 19); do echo V$i=$x; done > \"$EXECD_ENVS\"";
+    assert_eq!(daemon.run(fill).exit_code(), 0);
+    assert_eq!(daemon.run("echo ${#V1} ${#V19}").stdout(), "0 100000\n");
     std::fs::remove_file(&file).unwrap();
 }
 

@@ -5,6 +5,7 @@
 //! `KEY='…'` (as it stands; may span lines). Blank lines and `#` comments are passed over, and so is what is none
 //! of these: one bad line must not take the others with it.
 
+use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 use std::io::Read as _;
 use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
@@ -12,9 +13,15 @@ use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
 use rustix::fs::{CWD, FileType, Mode, OFlags};
 
 /// More than this is not read: anybody in the sandbox may write the file.
-const FILE_LIMIT: u64 = 8 << 20;
+const FILE_LIMIT: u64 = 2 << 20;
+/// No program can be started with a longer `NAME=value`. One such entry would keep every command from starting,
+/// also the one that would repair the file.
+const ENTRY_LIMIT: usize = (128 << 10) - 2;
+/// For the same reason all entries together get no more than this; the kernel's limit is 2 MiB, and arguments and
+/// other variables need their part.
+const TOTAL_LIMIT: usize = 1 << 20;
 
-/// Entries of the file at `path`, in order. A file that is absent or unreadable has none.
+/// Entries of the file at `path`, one for each name. A file that is absent or unreadable has none.
 #[must_use]
 pub fn read<'v>(path: &OsStr, var: impl Fn(&str) -> Option<&'v OsStr>) -> Vec<(OsString, OsString)> {
     // A pipe in its place must not hold the command up.
@@ -26,10 +33,33 @@ pub fn read<'v>(path: &OsStr, var: impl Fn(&str) -> Option<&'v OsStr>) -> Vec<(O
     if !regular || std::fs::File::from(fd).take(FILE_LIMIT).read_to_end(&mut text).is_err() {
         return Vec::new();
     }
-    parse(&text, var)
+    newest(parse(&text, var))
 }
 
-/// Parses the file's text.
+/// The last entry of each name, as far as they fit; the later ones come first.
+fn newest(entries: Vec<(OsString, OsString)>) -> Vec<(OsString, OsString)> {
+    let mut kept = BTreeMap::new();
+    let mut room = TOTAL_LIMIT;
+    let mut left_out = 0_usize;
+    for (name, value) in entries.into_iter().rev() {
+        if kept.contains_key(&name) {
+            continue;
+        }
+        match room.checked_sub(name.len() + value.len()) {
+            Some(rest) => {
+                room = rest;
+                kept.insert(name, value);
+            }
+            None => left_out += 1,
+        }
+    }
+    if left_out > 0 {
+        tracing::warn!(left_out, "entries of the environment file do not fit: {TOTAL_LIMIT} bytes are taken");
+    }
+    kept.into_iter().collect()
+}
+
+/// Parses the file's text into entries in their order.
 pub fn parse<'v>(mut text: &[u8], var: impl Fn(&str) -> Option<&'v OsStr>) -> Vec<(OsString, OsString)> {
     let mut entries = Vec::new();
     while !text.is_empty() {
@@ -38,8 +68,10 @@ pub fn parse<'v>(mut text: &[u8], var: impl Fn(&str) -> Option<&'v OsStr>) -> Ve
         let parsed = entry(text, line_end, &var);
         text = match parsed {
             Some((key, value, rest)) => {
-                // An exec could not take a NUL byte, and the other entries are still good.
-                if !value.contains(&0) {
+                // An exec could take neither, and the other entries are still good.
+                if value.contains(&0) || key.len() + value.len() > ENTRY_LIMIT {
+                    tracing::warn!(name = ?OsStr::from_bytes(key), "an entry of the environment file is too long or holds a NUL byte");
+                } else {
                     entries.push((OsStr::from_bytes(key).to_owned(), OsString::from_vec(value)));
                 }
                 rest
@@ -108,23 +140,24 @@ fn after_quote(rest: &[u8]) -> Option<&[u8]> {
     (tail.is_empty() || tail.starts_with(b"#")).then(|| rest.get(end + 1..).unwrap_or_default())
 }
 
-/// Replaces `$NAME` and `${NAME}`; an undefined variable is empty, and a `$` before anything else stays.
+/// Replaces `$NAME` and `${NAME}`; an undefined variable is empty, and a `$` before anything else stays. What is
+/// too long anyway is not completed: each `$NAME` may stand for much text.
 fn expand<'v>(text: &[u8], var: &impl Fn(&str) -> Option<&'v OsStr>) -> Vec<u8> {
     let mut expanded = Vec::with_capacity(text.len());
     let mut rest = text;
     while let Some(dollar) = rest.iter().position(|&byte| byte == b'$') {
         expanded.extend_from_slice(&rest[..dollar]);
         rest = &rest[dollar + 1..];
-        let (name, length) = if rest.first() == Some(&b'{') {
-            match rest.iter().position(|&byte| byte == b'}') {
-                Some(end) => (&rest[1..end], end + 1),
-                None => (&rest[..0], 0),
-            }
-        } else {
-            let length =
-                rest.iter().take_while(|byte| byte.is_ascii_alphanumeric() || **byte == b'_').count();
-            (&rest[..length], length)
-        };
+        if expanded.len() > ENTRY_LIMIT {
+            return expanded;
+        }
+        let braced = rest.first() == Some(&b'{');
+        let name = &rest[usize::from(braced)..];
+        let length = name.iter().take_while(|byte| byte.is_ascii_alphanumeric() || **byte == b'_').count();
+        let (name, behind) = name.split_at(length);
+        // A brace that is not closed right behind the name opens nothing.
+        let name = if braced && behind.first() != Some(&b'}') { &[] } else { name };
+        let length = name.len() + 2 * usize::from(braced);
         match std::str::from_utf8(name) {
             Ok(name) if is_name(name.as_bytes()) => {
                 expanded.extend_from_slice(var(name).map(OsStr::as_bytes).unwrap_or_default());
@@ -182,6 +215,32 @@ mod tests {
             parsed(text),
             [("E".into(), "5".into()), ("H".into(), "8".into())] as [(String, String); 2]
         );
+    }
+
+    #[test]
+    fn what_no_program_could_start_with_is_passed_over() {
+        let long = "x".repeat(ENTRY_LIMIT);
+        assert_eq!(parsed(&format!("A={long}\nB=1")), [("B".to_owned(), "1".to_owned())]);
+        assert_eq!(parsed(&format!("A={}\nB=1", &long[1..])).len(), 2);
+        let home = OsString::from("h".repeat(100_000));
+        let text = format!("A={}\nB=$HOME", "$HOME".repeat(400_000));
+        let entries = parse(text.as_bytes(), |_| Some(&home));
+        assert_eq!(entries, [("B".into(), home.clone())] as [(OsString, OsString); 1]);
+        let many: String = (0..40).map(|n| format!("K{n}={}\n", &long[..50_000])).collect();
+        let kept = newest(parse(format!("{many}K39=short").as_bytes(), |_| None));
+        assert!(kept.contains(&("K39".into(), "short".into())) && !kept.iter().any(|(name, _)| name == "K0"));
+        assert!((20..=21).contains(&kept.len()), "{}", kept.len());
+    }
+
+    #[test]
+    fn a_hostile_file_takes_no_time() {
+        let used = || rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime).tv_sec;
+        let before = used();
+        for unit in ["${", "${A", "$", "K=\"", "K='\n", "K=\"\\\n", "K=${\n", "${A}"] {
+            let text = format!("K={}", unit.repeat(FILE_LIMIT as usize / unit.len()));
+            parse(text.as_bytes(), |_| None);
+        }
+        assert!(used() - before < 10);
     }
 
     #[test]

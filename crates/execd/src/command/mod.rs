@@ -8,7 +8,7 @@ pub mod run;
 pub mod spool;
 pub mod stop;
 
-use std::sync::Arc;
+use std::io;
 
 use axum::body::Body;
 use axum::extract::{Path, State};
@@ -21,7 +21,7 @@ use crate::app::App;
 use crate::http::{ApiError, Json, Params, done, json};
 use crate::stream::feed::{self, Reader};
 use prepare::Checked;
-use registry::Command;
+use spool::Snapshot;
 
 /// Header of log answers whose first bytes are no longer kept: how many were asked for and are lost.
 pub const DROPPED_HEADER: HeaderName = HeaderName::from_static("execd-commands-dropped-bytes");
@@ -84,60 +84,54 @@ async fn status(State(app): State<App>, Path(id): Path<String>) -> Result<Respon
 }
 
 async fn logs(State(app): State<App>, Path(id): Path<String>, params: Params) -> Result<Response, ApiError> {
-    let command = app
-        .commands
-        .get(&id)
-        .filter(|command| command.spool.is_some())
-        .ok_or_else(|| ApiError::invalid(format!("there is no background command {id:?}")))?;
+    let unknown = || ApiError::invalid(format!("there is no background command {id:?}"));
+    let command = app.commands.get(&id).ok_or_else(unknown)?;
     // Text that is no number is the beginning, as it always was.
     let cursor = params.get("cursor").and_then(|text| text.parse::<i128>().ok()).unwrap_or(0);
     let cursor = u64::try_from(cursor.min(i128::from(i64::MAX)))
         .map_err(|_| ApiError::invalid("'cursor' must not be negative"))?;
-    let (start, end) = command.spool.as_ref().map_or((0, 0), spool::Spool::range);
-    let from = cursor.max(start);
-    let length = end.saturating_sub(from);
+    let Some(spool) = &command.spool else { return Err(unknown()) };
+    let snapshot = spool.snapshot(cursor);
+    let (from, length) = (snapshot.start, snapshot.length);
 
-    let mut response = Response::new(log_body(command, from, length).await?);
+    let mut response = Response::new(log_body(snapshot).await?);
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));
     headers.insert(header::CONTENT_LENGTH, length.into());
-    headers.insert(TAIL_CURSOR_HEADER, end.max(cursor).into());
+    headers.insert(TAIL_CURSOR_HEADER, (from + length).into());
     if from > cursor {
         headers.insert(DROPPED_HEADER, (from - cursor).into());
     }
     Ok(response)
 }
 
-/// Body of the `length` bytes from offset `from` on. A long one is read while it is sent; should the store drop
-/// bytes meanwhile, the body ends short of its announced length, which the client sees as a broken answer.
-async fn log_body(command: Arc<Command>, from: u64, length: u64) -> Result<Body, ApiError> {
-    if length <= LOG_PIECE {
-        let bytes = read_log(&command, from, length)
-            .await
-            .ok_or_else(|| ApiError::runtime("the output can no longer be read; ask again"))?;
+/// Body of a piece of output. A long one is read while it is sent.
+async fn log_body(snapshot: Snapshot) -> Result<Body, ApiError> {
+    let failed = |error: io::Error| ApiError::runtime(format!("the output cannot be read: {error}"));
+    let (mut snapshot, mut bytes) = read_log(snapshot).await.map_err(failed)?;
+    if bytes.len() as u64 == snapshot.length {
         return Ok(Body::from(bytes));
     }
     let (writer, reader) = feed::feed();
     tokio::spawn(async move {
-        let end = from + length;
-        let mut at = from;
-        while at < end && !writer.is_abandoned() {
-            let Some(bytes) = read_log(&command, at, LOG_PIECE.min(end - at)).await else { return };
-            at += bytes.len() as u64;
+        while !bytes.is_empty() && !writer.is_abandoned() {
             writer.push(|out| out.extend_from_slice(&bytes));
             writer.room().await;
+            // A disk that fails ends the body short of its announced length, which the client sees as broken.
+            let Ok(next) = read_log(snapshot).await else { return };
+            (snapshot, bytes) = next;
         }
     });
     Ok(Body::new(reader))
 }
 
-async fn read_log(command: &Arc<Command>, from: u64, most: u64) -> Option<Vec<u8>> {
-    let read = move |command: &Command| command.spool.as_ref()?.read(from, most).ok().flatten();
-    let bytes = if command.spool.as_ref().is_some_and(|spool| spool.may_block(0)) {
-        let command = Arc::clone(command);
-        tokio::task::spawn_blocking(move || read(&command)).await.ok().flatten()?
-    } else {
-        read(command)?
-    };
-    (bytes.len() as u64 == most).then_some(bytes)
+/// The next bytes of a snapshot; none at its end.
+async fn read_log(mut snapshot: Snapshot) -> io::Result<(Snapshot, Vec<u8>)> {
+    let read = |snapshot: &mut Snapshot| Ok(snapshot.next(LOG_PIECE)?.unwrap_or_default());
+    if snapshot.may_block() {
+        let work = move || read(&mut snapshot).map(|bytes| (snapshot, bytes));
+        return tokio::task::spawn_blocking(work).await.map_err(io::Error::other)?;
+    }
+    let bytes = read(&mut snapshot)?;
+    Ok((snapshot, bytes))
 }

@@ -229,9 +229,9 @@ impl Run {
                 }
             }
         };
-        timer.finish().await;
+        let timed_out = self.time_out(&mut timer).await;
         // The end is a fact now, however long the client takes to read what came before it.
-        let failure = self.record(exit, started.oom_kills, timer.killed);
+        let failure = self.record(exit, started.oom_kills, timed_out);
         self.drain(&mut out, &mut err).await;
         match failure {
             None => self.writer.push(|out| event::push_complete(out, self.began.elapsed())),
@@ -279,14 +279,24 @@ impl Run {
         }
     }
 
+    /// Waits for the kill at the time limit, if it has passed, and says what there is to say about it.
+    async fn time_out(&self, timer: &mut Timer) -> Option<String> {
+        if !timer.killed {
+            return None;
+        }
+        let outcome = match timer.finish().await {
+            Ok(()) => "all processes of the command were killed".to_owned(),
+            Err(error) => error.to_string(),
+        };
+        let millis = self.timeout.unwrap_or_default().as_millis();
+        Some(format!("the time limit of {millis} ms has passed; {outcome}"))
+    }
+
     /// Makes the end known to whoever asks, and gives what there is to say when it was none of success.
-    fn record(&self, exit: Exit, oom_kills: Option<u64>, timed_out: bool) -> Option<Vec<String>> {
+    fn record(&self, exit: Exit, oom_kills: Option<u64>, timed_out: Option<String>) -> Option<Vec<String>> {
         let mut traceback = vec![exit.words()];
-        if timed_out {
-            let millis = self.timeout.unwrap_or_default().as_millis();
-            traceback.push(format!(
-                "the time limit of {millis} ms has passed; all processes of the command were killed"
-            ));
+        if let Some(timed_out) = timed_out {
+            traceback.push(timed_out);
         } else if exit.signal() == Some(libc::SIGKILL)
             && oom_kills.is_some_and(|before| self.app.limits.oom_kills().is_some_and(|now| now > before))
         {
@@ -317,7 +327,7 @@ impl Run {
         self.fail("137".to_owned(), vec![message]);
     }
 
-    async fn background(self, mut started: Started) {
+    async fn background(mut self, mut started: Started) {
         let pidfd = match watch::readable(started.pidfd) {
             Ok(pidfd) => pidfd,
             Err((pidfd, error)) => return self.lost(&pidfd, &error).await,
@@ -327,23 +337,21 @@ impl Run {
             Ok(pipe) => pipe,
             Err(error) => return self.lost(pidfd.get_ref(), &error).await,
         };
-        let Self { app, command, writer, began, timeout } = self;
-        writer.push(|out| event::push_complete(out, began.elapsed()));
-        drop(writer);
-        let mut collector = tokio::spawn(collect(pipe, Arc::clone(&command)));
-        let mut timer = Timer::new(began, timeout);
+        self.writer.push(|out| event::push_complete(out, self.began.elapsed()));
+        // Dropping the writer ends the client's stream.
+        self.writer = feed::feed().0;
+        let mut collector = tokio::spawn(collect(pipe, Arc::clone(&self.command)));
+        let mut timer = Timer::new(self.began, self.timeout);
         let exit = loop {
             tokio::select! {
                 exit = ended(&pidfd) => break exit,
-                () = timer.expired() => timer.kill(command.tag),
+                () = timer.expired() => timer.kill(self.command.tag),
             }
         };
-        timer.finish().await;
+        let timed_out = self.time_out(&mut timer).await;
         // The status must not say "ended" before the last output can be read; others may hold the pipe for ever.
         let _ = tokio::time::timeout(QUIET, &mut collector).await;
-        let (silent, _) = feed::feed();
-        let run = Self { app, command, writer: silent, began, timeout };
-        run.record(exit, started.oom_kills, timer.killed);
+        self.record(exit, started.oom_kills, timed_out);
     }
 }
 

@@ -80,10 +80,11 @@ impl Timer {
         self.killer = Some(tokio::task::spawn_blocking(move || tree::kill(tag)));
     }
 
-    /// Waits until a kill under way is done.
-    pub(super) async fn finish(&mut self) {
-        if let Some(killer) = self.killer.take() {
-            let _ = killer.await;
+    /// Waits until a kill under way is done; tells what went wrong with it.
+    pub(super) async fn finish(&mut self) -> io::Result<()> {
+        match self.killer.take() {
+            Some(killer) => killer.await.map_err(io::Error::other)?,
+            None => Ok(()),
         }
     }
 }

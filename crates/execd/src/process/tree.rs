@@ -6,6 +6,7 @@
 //! (`RLIMIT_RTTIME`), set to a number far beyond any use. Processes are held by descriptor, never by number
 //! alone: a number may be taken by another process at any moment.
 
+use std::collections::HashSet;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
@@ -18,9 +19,13 @@ use super::spawn::open_pidfd;
 /// All marks have this bit: about 146,000 years of CPU time, in microseconds.
 const MARK: u64 = 1 << 62;
 
-/// How long [`kill`] tries. Each pass catches what was forked while the one before went on; only a process inside
-/// a system call that cannot be interrupted needs more than an instant.
-const KILL_LIMIT: Duration = Duration::from_secs(5);
+/// How long [`kill`] waits for processes that have been told to end and do not: only one inside a system call that
+/// cannot be interrupted, or on a machine with far too much to do, needs more than an instant.
+const KILL_PATIENCE: Duration = Duration::from_secs(5);
+/// How long [`kill`] goes on altogether while processes end and others come in their place.
+const KILL_LIMIT: Duration = Duration::from_secs(60);
+/// At most this many descriptors of processes are held at a time; the daemon needs some for itself.
+const MOST_HELD: usize = 512;
 
 /// A mark made of an id's random bits.
 #[must_use]
@@ -46,15 +51,18 @@ pub(super) fn apply_tag(tag: u64) {
     }
 }
 
-/// Sends a signal to every living process with the mark and hands their descriptors back. Reads `/proc`: call it
-/// where that may block.
+/// Sends a signal to every living process with the mark and hands their descriptors back, though not more than
+/// [`MOST_HELD`]. Reads `/proc`: call it where that may block.
 pub fn signal(tag: u64, signal: Signal) -> io::Result<Vec<OwnedFd>> {
-    let members = members(tag)?;
-    for member in &members {
+    let mut held = Vec::new();
+    each(tag, |_, process| {
         // One that has just ended needs no signal.
-        let _ = pidfd_send_signal(member, signal);
-    }
-    Ok(members)
+        let _ = pidfd_send_signal(&process, signal);
+        if held.len() < MOST_HELD {
+            held.push(process);
+        }
+    })?;
+    Ok(held)
 }
 
 /// Asks every process with the mark to end. One that is stopped is continued, or it could not follow.
@@ -67,19 +75,49 @@ pub fn terminate(tag: u64) -> io::Result<Vec<OwnedFd>> {
 }
 
 /// Kills every process with the mark and returns when none is left. Blocks.
+///
+/// # Errors
+/// `/proc` cannot be read, or some processes are left after all.
 pub fn kill(tag: u64) -> io::Result<()> {
     let end = Instant::now() + KILL_LIMIT;
+    let mut forking = false;
     loop {
+        // Programs that fork as fast as they are killed are held first. One that is held forks no more, but keeps
+        // its place under the limit of processes, so that soon nothing can be forked at all.
+        if forking {
+            hold(tag, end)?;
+        }
         let killed = signal(tag, Signal::KILL)?;
-        if killed.is_empty() {
+        let ended = wait(&killed, KILL_PATIENCE)?;
+        // Commonly this look finds nothing; what it finds came up behind the first one.
+        forking = count(tag)? > 0;
+        if !forking {
             return Ok(());
         }
-        wait(&killed, end.saturating_duration_since(Instant::now()))?;
-        if Instant::now() >= end {
-            return Err(io::Error::new(
-                io::ErrorKind::TimedOut,
-                "processes of the command keep coming back or cannot be killed",
-            ));
+        if !ended || Instant::now() >= end {
+            let message = "some processes of the command cannot be killed";
+            return Err(io::Error::new(io::ErrorKind::TimedOut, message));
+        }
+    }
+}
+
+fn count(tag: u64) -> io::Result<usize> {
+    let mut count = 0;
+    each(tag, |_, _| count += 1)?;
+    Ok(count)
+}
+
+/// Stops every process with the mark, until no new ones come up.
+fn hold(tag: u64, end: Instant) -> io::Result<()> {
+    let mut known = HashSet::new();
+    loop {
+        let mut new = false;
+        each(tag, |pid, process| {
+            let _ = pidfd_send_signal(&process, Signal::STOP);
+            new |= known.insert(pid);
+        })?;
+        if !new || Instant::now() >= end {
+            return Ok(());
         }
     }
 }
@@ -102,8 +140,8 @@ pub fn wait(processes: &[OwnedFd], limit: Duration) -> io::Result<bool> {
     Ok(true)
 }
 
-fn members(tag: u64) -> io::Result<Vec<OwnedFd>> {
-    let mut members = Vec::new();
+/// Hands over every living process with the mark.
+fn each(tag: u64, mut take: impl FnMut(i32, OwnedFd)) -> io::Result<()> {
     for entry in std::fs::read_dir("/proc")? {
         let name = entry?.file_name();
         let Some(pid) = name.to_str().and_then(|name| name.parse::<i32>().ok()) else { continue };
@@ -113,10 +151,10 @@ fn members(tag: u64) -> io::Result<Vec<OwnedFd>> {
         }
         let Ok(process) = open_pidfd(pid) else { continue };
         if mark_of(pid) == Some(tag) && !has_ended(&process) {
-            members.push(process);
+            take(pid, process);
         }
     }
-    Ok(members)
+    Ok(())
 }
 
 /// Whether the process is a zombie already: it then cannot do or be told anything.
@@ -125,10 +163,24 @@ fn has_ended(process: &OwnedFd) -> bool {
     poll(&mut [PollFd::new(&process.as_fd(), PollFlags::IN)], Some(&now)).is_ok_and(|ready| ready > 0)
 }
 
+/// Asked by a system call, which is much faster than a read of `/proc` and so leaves a process that is about to fork
+/// and go the less time. For processes of other users that may not be allowed; the file may be read by all.
 fn mark_of(pid: i32) -> Option<u64> {
-    let limits = std::fs::read_to_string(format!("/proc/{pid}/limits")).ok()?;
-    let line = limits.lines().find_map(|line| line.strip_prefix("Max realtime timeout"))?;
-    line.split_whitespace().next()?.parse().ok()
+    let mut limit = libc::rlimit64 { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: the pointer is to a local that lives during the call, and nothing is set.
+    let result = unsafe {
+        let none = std::ptr::null::<libc::rlimit64>();
+        libc::syscall(libc::SYS_prlimit64, pid, libc::RLIMIT_RTTIME, none, &raw mut limit)
+    };
+    match result {
+        0 => Some(limit.rlim_cur),
+        _ if io::Error::last_os_error().raw_os_error() == Some(libc::EPERM) => {
+            let limits = std::fs::read_to_string(format!("/proc/{pid}/limits")).ok()?;
+            let line = limits.lines().find_map(|line| line.strip_prefix("Max realtime timeout"))?;
+            line.split_whitespace().next()?.parse().ok()
+        }
+        _ => None,
+    }
 }
 
 #[cfg(test)]
@@ -137,11 +189,8 @@ mod tests {
     use crate::process::spawn::{Program, Stdio, spawn};
     use std::ffi::CString;
 
-    #[test]
-    fn nothing_escapes_the_mark() {
+    fn start(script: &str) -> (u64, crate::process::spawn::Spawned) {
         let tag = tag(uuid::Uuid::new_v4().as_u64_pair().1);
-        let script = "sleep 300 & (setsid sleep 301 &) ; setsid sh -c 'sleep 302 & exec sleep 303' & \
-                      env -i setsid sleep 304 & echo ready; wait";
         let text = |text: &str| CString::new(text).unwrap();
         let program = Program {
             candidates: vec![text("/bin/sh")],
@@ -153,15 +202,40 @@ mod tests {
         };
         let null = std::fs::OpenOptions::new().read(true).write(true).open("/dev/null").unwrap();
         let stdio = Stdio { stdin: null.as_fd(), stdout: null.as_fd(), stderr: null.as_fd() };
-        let spawned = spawn(&program, stdio, &[]).unwrap();
+        (tag, spawn(&program, stdio, &[]).unwrap())
+    }
+
+    fn wait_for(tag: u64, least: usize) {
         let deadline = Instant::now() + Duration::from_secs(10);
-        while members(tag).unwrap().len() < 6 && Instant::now() < deadline {
+        while count(tag).unwrap() < least {
+            assert!(Instant::now() < deadline, "{} processes have come up", count(tag).unwrap());
             std::thread::yield_now();
         }
-        assert_eq!(members(tag).unwrap().len(), 6);
+    }
+
+    #[test]
+    fn nothing_escapes_the_mark() {
+        let script = "sleep 300 & (setsid sleep 301 &) ; setsid sh -c 'sleep 302 & exec sleep 303' & \
+                      env -i setsid sleep 304 & echo ready; wait";
+        let (tag, spawned) = start(script);
+        wait_for(tag, 6);
+        assert_eq!(count(tag).unwrap(), 6);
         kill(tag).unwrap();
-        assert_eq!(members(tag).unwrap().len(), 0);
+        assert_eq!(count(tag).unwrap(), 0);
         let exit = crate::process::exit::wait_blocking(&spawned.pidfd).unwrap();
         assert_eq!(exit, Some(crate::process::exit::Exit::Signal(libc::SIGKILL)));
+    }
+
+    #[test]
+    fn programs_that_fork_while_they_are_killed_are_all_killed() {
+        // Eight loops that leave one process after another behind, each in a session of its own.
+        let script = "for i in 1 2 3 4 5 6 7 8; do \
+                      setsid sh -c 'while :; do setsid sleep 300 & sleep 0.002; done' & done; exec sleep 300";
+        let (tag, spawned) = start(script);
+        wait_for(tag, 30);
+        // A busy machine may need more than one try; none of it may be left to fill the machine.
+        assert!((0..5).any(|_| kill(tag).is_ok()));
+        assert_eq!(count(tag).unwrap(), 0);
+        let _ = crate::process::exit::wait_blocking(&spawned.pidfd).unwrap();
     }
 }
