@@ -194,6 +194,21 @@ impl Cgroups {
         }
     }
 
+    /// Kills what is in the groups of a slot, all at once where the kernel can.
+    pub(crate) fn kill(&self, slot: u32) {
+        let name = slot.to_string();
+        let group = |root: &Path| self.base(root).join(&name);
+        match &self.layout {
+            Layout::V1 { unified: Some(root), .. } | Layout::V2 { root } => kill_all(&group(root)),
+            // Init and daemon are in the upper one.
+            Layout::V1 { pids, unified: None, .. } => {
+                for dir in [group(pids).join(WORK), group(pids)] {
+                    kill_all(&dir);
+                }
+            }
+        }
+    }
+
     /// Kills what is in the groups of a slot and removes them. Blocks until all is gone, at most two seconds.
     pub(crate) fn remove(&self, slot: u32) -> io::Result<()> {
         let name = slot.to_string();

@@ -9,6 +9,7 @@ use osb_protocol::boot;
 use osb_protocol::ids::SandboxId;
 use serde::{Deserialize, Serialize};
 use tokio::io::unix::AsyncFd;
+use tokio::sync::Notify;
 
 use crate::config::Limits;
 use crate::identity::Identity;
@@ -60,6 +61,8 @@ pub(crate) struct Sandbox {
     slot: Mutex<Option<Slot>>,
     /// Set by the delete.
     deleted: Mutex<Option<Announced>>,
+    /// Told by the kill.
+    pub(crate) killed: Notify,
     pub(crate) socket: PathBuf,
     pub(crate) dir: PathBuf,
     pub(crate) record: Record,
@@ -74,7 +77,16 @@ impl Sandbox {
         dir: PathBuf,
         record: Record,
     ) -> Self {
-        Self { id, pidfd, slot: Mutex::new(Some(slot)), deleted: Mutex::default(), socket, dir, record }
+        Self {
+            id,
+            pidfd,
+            slot: Mutex::new(Some(slot)),
+            deleted: Mutex::default(),
+            killed: Notify::new(),
+            socket,
+            dir,
+            record,
+        }
     }
 
     pub(crate) fn slot(&self) -> MutexGuard<'_, Option<Slot>> {
@@ -90,6 +102,7 @@ impl Sandbox {
     pub(crate) fn kill(&self) {
         // The only failure for a descriptor of ours is that it is dead already.
         let _ = rustix::process::pidfd_send_signal(self.pidfd.get_ref(), rustix::process::Signal::KILL);
+        self.killed.notify_one();
     }
 
     pub(crate) async fn dead(&self) {

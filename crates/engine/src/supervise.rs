@@ -1,7 +1,9 @@
 //! Watching sandboxes, ending them, and what is left to ask of them.
 
+use std::convert::Infallible;
 use std::os::fd::AsFd;
 use std::sync::Arc;
+use std::time::Duration;
 
 use osb_protocol::ids::SandboxId;
 
@@ -9,6 +11,10 @@ use crate::engine::{Engine, Event, Inner};
 use crate::error::EngineError;
 use crate::retire::{Announced, Remains};
 use crate::sandbox::{self, Ended, Sandbox};
+
+/// How long a killed sandbox has to die before its group is killed, and the longest pause until that is repeated.
+const PATIENCE: Duration = Duration::from_millis(50);
+const PATIENCE_MAX: Duration = Duration::from_secs(1);
 
 impl Engine {
     /// Ends a sandbox and frees all it had. From the return on it cannot be reached; the rest goes on behind, see
@@ -54,9 +60,25 @@ impl Inner {
         tokio::spawn(async move {
             tokio::select! {
                 () = sandbox.dead() => inner.buried(&sandbox),
+                never = inner.insist(&sandbox) => match never {},
                 _ = stopped.wait_for(|stopped| *stopped) => {}
             }
         });
+    }
+
+    /// Sees to it that a killed sandbox dies. Its first process ends all others, but has to be given the processor
+    /// for that: among thousands of processes that fork all the time its turn comes once in many seconds, and the
+    /// rest goes on meanwhile. The kernel kills a group at once.
+    async fn insist(&self, sandbox: &Sandbox) -> Infallible {
+        sandbox.killed.notified().await;
+        let mut patience = PATIENCE;
+        loop {
+            tokio::time::sleep(patience).await;
+            patience = (patience * 2).min(PATIENCE_MAX);
+            let (cgroups, slot) = (self.cgroups.clone(), sandbox.record.slot);
+            // Beside the threads that answer: this may wait for the kernel.
+            let _ = tokio::task::spawn_blocking(move || cgroups.kill(slot)).await;
+        }
     }
 
     /// A sandbox is dead, by its own doing or ours.

@@ -17,6 +17,7 @@ pub(crate) fn main(args: &[String]) -> ExitCode {
         "eat" => eat(args[1].parse().unwrap()),
         "eat-child" => eat_child(&args[1]),
         "bomb" => bomb(),
+        "storm" => storm(),
         "spin" => spin(args[1].parse().unwrap()),
         other => panic!("no program '{other}'"),
     }
@@ -137,4 +138,12 @@ fn spin(milliseconds: u64) -> ExitCode {
     let used = clock_gettime(ClockId::ProcessCPUTime);
     println!("{}", used.tv_sec * 1000 + used.tv_nsec / 1_000_000);
     ExitCode::SUCCESS
+}
+
+/// As many processes as may be, all of them trying for more.
+fn storm() -> ! {
+    loop {
+        // SAFETY: the process has one thread, and the child does the same as its parent.
+        unsafe { libc::fork() };
+    }
 }

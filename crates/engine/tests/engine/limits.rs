@@ -3,11 +3,12 @@
 use osb_engine::{CreateError, Limits};
 
 use crate::Test;
-use crate::support::{empty_image, inside, with_engine};
+use crate::support::{empty_image, inside, processes, with_engine};
 
 pub(crate) const TESTS: &[Test] = &[
     ("limits_memory_kills_the_work_not_init", limits_memory_kills_the_work_not_init),
     ("limits_fork_bomb_is_bounded", limits_fork_bomb_is_bounded),
+    ("limits_fork_storm_dies_when_deleted", limits_fork_storm_dies_when_deleted),
     ("limits_cpu_is_shared_out", limits_cpu_is_shared_out),
     ("limits_full_disk_is_an_error_and_leaves_nothing", limits_full_disk_is_an_error_and_leaves_nothing),
     ("limits_floors_refuse_creates", limits_floors_refuse_creates),
@@ -53,6 +54,29 @@ fn limits_fork_bomb_is_bounded() {
             assert_eq!(ended.exit_code, Some(0), "{log}");
             let count: u32 = log.trim().rsplit(' ').next().unwrap().parse().unwrap();
             assert!((40..=49).contains(&count), "{log}");
+            bed
+        },
+    );
+}
+
+fn limits_fork_storm_dies_when_deleted() {
+    use std::time::{Duration, Instant};
+    const MOST: usize = 4096;
+    with_engine(
+        |_| {},
+        async |bed| {
+            let mut request = inside(&empty_image(), &["storm"]);
+            request.limits = Some(Limits { pids: MOST as u32, ..Limits::default() });
+            let id = bed.engine.create(request).await.unwrap().id;
+            let group = format!("opensandbox-{}", bed.engine.instance());
+            let began = Instant::now();
+            while processes(&group).len() < MOST && began.elapsed() < Duration::from_secs(20) {
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+            let began = Instant::now();
+            bed.engine.delete(id);
+            tokio::time::timeout(Duration::from_secs(15), bed.engine.settled()).await.unwrap();
+            println!("a storm of {MOST} was over after {:?}", began.elapsed());
             bed
         },
     );
