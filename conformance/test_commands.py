@@ -92,6 +92,13 @@ async def test_timeout_kills_the_tree_and_keeps_the_output(sandbox):
     assert (await sandbox.commands.run("ps -eo args | grep -c '[s]leep 9876'")).text == "0"
 
 
+async def test_timeout_kills_what_forks_without_end(sandbox):
+    script = "for i in 1 2 3 4; do setsid sh -c 'while :; do setsid sleep 98765 & sleep 0.01; done' & done; wait"
+    run = await sandbox.commands.run(script, opts=RunCommandOpts(timeout=timedelta(seconds=1)))
+    assert run.exit_code == 137 and "all processes of the command were killed" in run.error.traceback[-1]
+    assert (await sandbox.commands.run("ps -eo args | grep -c '[s]leep 98765'")).text == "0"
+
+
 @pytest.mark.parametrize(("script", "code"), [("kill -9 $$", 137), ("kill -SEGV $$", 139), ("kill -TERM $$", 143)])
 async def test_death_by_signal_is_128_plus_signal(sandbox, script, code):
     assert (await sandbox.commands.run(script)).exit_code == code
@@ -125,6 +132,22 @@ async def test_background_status_logs_and_interrupt(sandbox):
     await sandbox.commands.interrupt(run.id)
     status = await sandbox.commands.get_command_status(run.id)
     assert not status.running and status.exit_code in (130, 137, 143) and status.finished_at is not None
+
+
+async def test_the_log_of_a_program_that_writes_without_end(sandbox):
+    run = await sandbox.commands.run("exec yes", opts=RunCommandOpts(background=True))
+    await asyncio.sleep(1)
+    first = await sandbox.commands.get_background_command_logs(run.id)
+    assert 0 < len(first.content) <= 64 << 20 and set(first.content) == {"y", "\n"}
+    assert (await sandbox.commands.get_background_command_logs(run.id, cursor=first.cursor)).cursor >= first.cursor
+    await sandbox.commands.interrupt(run.id)
+
+
+async def test_an_environment_file_that_is_too_large_locks_nobody_out(sandbox):
+    fill = '(printf BIG=; head -c 200000 /dev/zero | tr "\\0" x; printf "\\nSMALL=1\\n") > "$EXECD_ENVS"'
+    made = await sandbox.commands.run(f'mkdir -p "$(dirname "$EXECD_ENVS")"; {fill}')
+    assert made.exit_code == 0
+    assert (await sandbox.commands.run('echo "${#BIG} $SMALL"')).text == "0 1"
 
 
 async def test_background_cat_ends_at_once(sandbox):
