@@ -47,6 +47,8 @@ pub(crate) struct CgroupSet {
     pub(crate) usage: Usage,
     /// What the files say, if we know.
     limits: Option<Limits>,
+    /// Whether all in them have been killed at once.
+    killed: bool,
 }
 
 /// Statistics files, see [`osb_protocol::boot::UsageFds`].
@@ -115,6 +117,7 @@ impl Cgroups {
                         oom_events: Some(open_read(&dir(memory).join(WORK).join("memory.oom_control"))?),
                     },
                     limits: None,
+                    killed: false,
                 }
             }
             Layout::V2 { root } => {
@@ -136,6 +139,7 @@ impl Cgroups {
                         oom_events: Some(open_read(&dir.join(WORK).join("memory.events"))?),
                     },
                     limits: None,
+                    killed: false,
                 }
             }
         };
@@ -182,6 +186,10 @@ impl Cgroups {
 
     /// Makes the groups fit for another sandbox. False: they must be made anew.
     pub(crate) fn recycle(&self, slot: u32, set: &mut CgroupSet) -> bool {
+        if set.killed {
+            // Kernels take what is born into a group that was ever killed for a fork that escaped, and kill it too.
+            return false;
+        }
         if set.oom_kills() != Some(0) {
             // The count cannot be set back, and the daemon reads it as this sandbox's.
             return false;
@@ -195,7 +203,8 @@ impl Cgroups {
     }
 
     /// Kills what is in the groups of a slot, all at once where the kernel can.
-    pub(crate) fn kill(&self, slot: u32) {
+    pub(crate) fn kill(&self, slot: u32, set: &mut CgroupSet) {
+        set.killed = true;
         let name = slot.to_string();
         let group = |root: &Path| self.base(root).join(&name);
         match &self.layout {
@@ -209,10 +218,10 @@ impl Cgroups {
         }
     }
 
-    /// Kills what is in the groups of a slot and removes them. Blocks until all is gone, at most two seconds.
+    /// Kills what is in the groups of a slot and removes them. Blocks until all is gone, at most ten seconds.
     pub(crate) fn remove(&self, slot: u32) -> io::Result<()> {
         let name = slot.to_string();
-        let deadline = Instant::now() + Duration::from_secs(2);
+        let deadline = Instant::now() + Duration::from_secs(10);
         let dirs: Vec<PathBuf> = self
             .bases()
             .into_iter()

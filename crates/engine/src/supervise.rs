@@ -69,15 +69,21 @@ impl Inner {
     /// Sees to it that a killed sandbox dies. Its first process ends all others, but has to be given the processor
     /// for that: among thousands of processes that fork all the time its turn comes once in many seconds, and the
     /// rest goes on meanwhile. The kernel kills a group at once.
-    async fn insist(&self, sandbox: &Sandbox) -> Infallible {
+    async fn insist(&self, sandbox: &Arc<Sandbox>) -> Infallible {
         sandbox.killed.notified().await;
         let mut patience = PATIENCE;
         loop {
             tokio::time::sleep(patience).await;
             patience = (patience * 2).min(PATIENCE_MAX);
-            let (cgroups, slot) = (self.cgroups.clone(), sandbox.record.slot);
+            let (cgroups, sandbox) = (self.cgroups.clone(), Arc::clone(sandbox));
             // Beside the threads that answer: this may wait for the kernel.
-            let _ = tokio::task::spawn_blocking(move || cgroups.kill(slot)).await;
+            let kill = move || {
+                // As long as this is held the slot cannot pass to another sandbox, whose group this is then.
+                if let Some(slot) = sandbox.slot().as_mut() {
+                    cgroups.kill(slot.index, &mut slot.cgroups);
+                }
+            };
+            let _ = tokio::task::spawn_blocking(kill).await;
         }
     }
 

@@ -64,7 +64,7 @@ fn limits_fork_storm_dies_when_deleted() {
     const MOST: usize = 4096;
     with_engine(
         |_| {},
-        async |bed| {
+        async |mut bed| {
             let mut request = inside(&empty_image(), &["storm"]);
             request.limits = Some(Limits { pids: MOST as u32, ..Limits::default() });
             let id = bed.engine.create(request).await.unwrap().id;
@@ -76,6 +76,11 @@ fn limits_fork_storm_dies_when_deleted() {
             let began = Instant::now();
             bed.engine.delete(id);
             tokio::time::timeout(Duration::from_secs(15), bed.engine.settled()).await.unwrap();
+            // Its slot serves others afterwards.
+            for _ in 0..12 {
+                let (ended, log) = bed.run(inside(&empty_image(), &["spin", "1"])).await;
+                assert_eq!(ended.exit_code, Some(0), "{log}");
+            }
             println!("a storm of {MOST} was over after {:?}", began.elapsed());
             bed
         },
