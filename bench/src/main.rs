@@ -13,7 +13,8 @@ mod stats;
 
 use anyhow::{Result, bail};
 
-#[tokio::main(flavor = "multi_thread", worker_threads = 2)]
+// One thread: waking another one would be part of every figure.
+#[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<()> {
     let wanted: Vec<String> = std::env::args().skip(1).collect();
     if let [serve, port] = wanted.as_slice()

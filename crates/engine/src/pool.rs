@@ -6,7 +6,7 @@ use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::io;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tokio::sync::oneshot;
 
@@ -16,6 +16,8 @@ use crate::slot::{Maker, Ready, Slot};
 /// Pauses after failures of preparing ahead, so that a full disk is not hammered.
 const FIRST_PAUSE: Duration = Duration::from_millis(500);
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
+/// A sandbox's first command follows its create at once; preparing the next slot would take a processor from it.
+const QUIET: Duration = Duration::from_millis(10);
 
 /// Ready slots per image, bare ones, and what is asked for.
 #[derive(Debug)]
@@ -40,6 +42,8 @@ struct State {
     taken: BTreeSet<u32>,
     /// Creates under way; preparing ahead waits for them.
     creating: usize,
+    /// When the first commands of the newest sandboxes have had their time, too.
+    quiet_at: Option<Instant>,
     /// Set by adoption: until then it is not known which slots are taken.
     open: bool,
     closed: bool,
@@ -68,6 +72,7 @@ impl Drop for Creating {
     fn drop(&mut self) {
         let mut state = self.0.lock();
         state.creating -= 1;
+        state.quiet_at = Some(Instant::now() + QUIET);
         if state.creating == 0 {
             self.0.wake.notify_all();
         }
@@ -207,6 +212,8 @@ impl Pool {
                             self.wake.wait_timeout(state, pause).unwrap_or_else(PoisonError::into_inner);
                         pausing = !waited.timed_out();
                         state
+                    } else if let Some(left) = state.quiet_in() {
+                        self.wake.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0
                     } else {
                         self.wake.wait(state).unwrap_or_else(PoisonError::into_inner)
                     };
@@ -297,6 +304,11 @@ impl State {
         stock
     }
 
+    /// Time left until the newest creates count as over.
+    fn quiet_in(&self) -> Option<Duration> {
+        self.quiet_at?.checked_duration_since(Instant::now()).filter(|left| !left.is_zero())
+    }
+
     /// The lowest free number.
     fn number(&mut self, slots: u32) -> Option<u32> {
         let index = (0..slots).find(|index| !self.taken.contains(index))?;
@@ -329,7 +341,8 @@ impl State {
             .map(|(id, stock)| plan::Use { id, score: stock.score, ready: stock.ready.len() })
             .collect();
         let can_make = (self.taken.len() as u64) < u64::from(slots);
-        let action = plan::next(&uses, target, self.bare.len(), can_make, self.creating > 0)?;
+        let busy = self.creating > 0 || self.quiet_in().is_some();
+        let action = plan::next(&uses, target, self.bare.len(), can_make, busy)?;
         match action {
             plan::Action::Prepare(id) => {
                 let image = Arc::clone(&self.images.get(&id)?.image);

@@ -30,19 +30,18 @@ pub(super) struct Daemon {
 }
 
 impl Daemon {
-    /// Forks the first one.
-    pub(super) fn new(boot: Boot, listeners: Vec<Listener>, private: &[RawFd]) -> io::Result<Self> {
-        let mut daemon = Self {
+    /// The first start is due at once.
+    pub(super) fn new(boot: Boot, listeners: Vec<Listener>) -> Self {
+        let now = Instant::now();
+        Self {
             boot,
             listeners,
             pid: None,
-            started: Instant::now(),
+            started: now,
             quick_deaths: 0,
-            start_at: None,
+            start_at: Some(now),
             restarts: true,
-        };
-        daemon.fork(private)?;
-        Ok(daemon)
+        }
     }
 
     pub(super) fn boot(&self) -> &Boot {

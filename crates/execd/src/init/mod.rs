@@ -64,11 +64,11 @@ pub fn boot(fd: i32) -> io::Result<()> {
     }
     // Blocked before the fork, so that nothing is lost between; the daemon sets its own.
     let signals = start::signal_descriptor(&[&FORWARDED[..], &[libc::SIGCHLD]].concat())?;
-    // The daemon first: it gets ready while the entrypoint is being executed.
-    let private = [signals.as_raw_fd(), started.as_raw_fd(), ended.as_raw_fd(), log.as_raw_fd()];
-    let daemon = Daemon::new(boot, listeners, &private)?;
+    let daemon = Daemon::new(boot, listeners);
     let mut init =
         Init { daemon, log, ended, signals, output: None, entrypoint: 0, kill_at: None, in_own_namespace };
+    // The entrypoint first: the create is answered as soon as it has been executed, and the daemon is forked while the
+    // answer travels.
     match entrypoint::start(init.daemon.boot()) {
         Ok((pid, output)) => {
             init.entrypoint = pid;
@@ -83,7 +83,6 @@ pub fn boot(fd: i32) -> io::Result<()> {
                     message: error.message,
                 },
             );
-            init.daemon.kill();
             std::process::exit(if error.errno == libc::ENOENT { 127 } else { 126 });
         }
     }
@@ -139,6 +138,7 @@ struct Init {
 impl Init {
     fn run(mut self) -> ! {
         loop {
+            self.start_daemon();
             let timeout = [self.kill_at, self.daemon.start_at()]
                 .into_iter()
                 .flatten()
@@ -162,10 +162,13 @@ impl Init {
                 self.kill_at = None;
                 self.signal_all(libc::SIGKILL);
             }
-            let mut private = vec![self.signals.as_raw_fd(), self.ended.as_raw_fd(), self.log.as_raw_fd()];
-            private.extend(self.output.as_ref().map(AsRawFd::as_raw_fd));
-            self.daemon.start_if_due(&private);
         }
+    }
+
+    fn start_daemon(&mut self) {
+        let mut private = vec![self.signals.as_raw_fd(), self.ended.as_raw_fd(), self.log.as_raw_fd()];
+        private.extend(self.output.as_ref().map(AsRawFd::as_raw_fd));
+        self.daemon.start_if_due(&private);
     }
 
     fn take_signals(&mut self) {
