@@ -131,6 +131,18 @@ impl Sandbox {
         })
     }
 
+    /// Init forks it after it has told of the entrypoint.
+    fn first_daemon(&self) -> u32 {
+        let deadline = std::time::Instant::now() + Duration::from_secs(10);
+        loop {
+            if let Some(pid) = self.daemon() {
+                return pid;
+            }
+            assert!(std::time::Instant::now() < deadline, "no daemon was forked");
+            std::thread::yield_now();
+        }
+    }
+
     fn signal_init(&self, signal: i32) {
         kill(self.init(), signal);
     }
@@ -247,7 +259,7 @@ fn a_daemon_that_dies_is_started_again() {
         let mut stream = open_on(sandbox.connect(), json!({ "command": "exec sleep 1000" }));
         stream.id();
         for _ in 0..3 {
-            let old = sandbox.daemon().unwrap();
+            let old = sandbox.first_daemon();
             kill(old, libc::SIGKILL);
             eventually("another daemon", || sandbox.daemon().is_some_and(|pid| pid != old));
             assert_eq!(sandbox.run("echo again").check().stdout(), "again\n");
@@ -320,7 +332,7 @@ fn idle_processes_wake_for_nothing() {
     as_root(|| {
         let sandbox = boot(&["sleep", "1000"]);
         // The daemon has not been talked to: no runtime, one thread.
-        let daemon = sandbox.daemon().unwrap();
+        let daemon = sandbox.first_daemon();
         assert_eq!(std::fs::read_dir(format!("/proc/{daemon}/task")).unwrap().count(), 1);
         let switches = |pid: u32| {
             let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
