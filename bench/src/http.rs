@@ -129,18 +129,20 @@ impl Conn {
 
     /// Uploads `chunks` × `chunk` as one file.
     pub(crate) async fn upload(&mut self, id: &str, path: &str, chunk: Bytes, chunks: usize) -> Result<()> {
+        // Made now, so that no file holds it, this program included.
+        let boundary = format!("{:x}-{:x}", std::process::id(), self.host.len());
         let head = format!(
-            "--b\r\nContent-Disposition: form-data; name=\"metadata\"; filename=\"metadata\"\r\nContent-Type: application/json\r\n\r\n{{\"path\":\"{path}\",\"mode\":644}}\r\n--b\r\nContent-Disposition: form-data; name=\"file\"; filename=\"f\"\r\nContent-Type: application/octet-stream\r\n\r\n"
+            "--{boundary}\r\nContent-Disposition: form-data; name=\"metadata\"; filename=\"metadata\"\r\nContent-Type: application/json\r\n\r\n{{\"path\":\"{path}\",\"mode\":644}}\r\n--{boundary}\r\nContent-Disposition: form-data; name=\"file\"; filename=\"f\"\r\nContent-Type: application/octet-stream\r\n\r\n"
         );
         let body = StreamBody::new(tokio_chunks::Repeat {
             first: Some(Bytes::from(head)),
             chunk,
             left: chunks,
-            last: Some(Bytes::from_static(b"\r\n--b--\r\n")),
+            last: Some(Bytes::from(format!("\r\n--{boundary}--\r\n"))),
         });
         let request = self
             .request("POST", &format!("/v1/sandboxes/{id}/proxy/44772/files/upload"))
-            .header("content-type", "multipart/form-data; boundary=b")
+            .header("content-type", format!("multipart/form-data; boundary={boundary}"))
             .body(Either::Right(body))?;
         self.sender.ready().await?;
         let answer = self.sender.send_request(request).await?;
