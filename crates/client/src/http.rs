@@ -29,15 +29,18 @@ pub struct Options {
     /// Never use the proxies that the environment names. Set for loopback addresses: a proxy elsewhere cannot
     /// reach them, and `NO_PROXY` is easily forgotten.
     pub direct: bool,
+    /// Authorities to trust besides the built-in ones and the system's.
+    pub authorities: Vec<CertificateDer<'static>>,
 }
 
 /// TLS settings of every client: ring, TLS 1.2 and 1.3, HTTP/1.1.
 ///
 /// # Errors
 /// When the cryptography provider does not offer these versions, which the one built in does.
-pub fn tls_config() -> Result<rustls::ClientConfig> {
+pub fn tls_config(authorities: Vec<CertificateDer<'static>>) -> Result<rustls::ClientConfig> {
     let mut roots = rustls::RootCertStore { roots: webpki_roots::TLS_SERVER_ROOTS.to_vec() };
     roots.add_parsable_certificates(system_certificates());
+    roots.add_parsable_certificates(authorities);
     let mut config =
         rustls::ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
             .with_safe_default_protocol_versions()
@@ -67,7 +70,7 @@ fn system_certificates() -> Vec<CertificateDer<'static>> {
 /// When TLS cannot be set up.
 pub fn client(options: Options) -> Result<reqwest::Client> {
     let mut builder = reqwest::Client::builder()
-        .tls_backend_preconfigured(tls_config()?)
+        .tls_backend_preconfigured(tls_config(options.authorities)?)
         .redirect(reqwest::redirect::Policy::none())
         .connect_timeout(CONNECT_TIMEOUT)
         .tcp_nodelay(true)
@@ -102,7 +105,7 @@ mod tests {
     #[test]
     fn builds_without_a_certificate_bundle() {
         client(Options::default()).unwrap();
-        assert!(!tls_config().unwrap().alpn_protocols.is_empty());
+        assert!(!tls_config(Vec::new()).unwrap().alpn_protocols.is_empty());
     }
 
     #[test]
