@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use osb_protocol::lifecycle::{API_KEY_HEADER, ListSandboxesResponse, VersionResponse};
+use osb_protocol::lifecycle::{API_KEY_HEADER, HealthResponse, REQUEST_ID_HEADER, VersionResponse};
 use reqwest::header::{HeaderMap, HeaderValue};
 use reqwest::{Method, RequestBuilder};
 use url::Url;
@@ -52,11 +52,13 @@ impl Client {
             None => None,
         };
         let http = http::client(http::Options {
-            user_agent: concat!("OpenSandbox-Rust-SDK/", env!("CARGO_PKG_VERSION")).to_owned(),
+            headers: config.headers.clone(),
+            user_agent: config.user_agent.clone(),
             direct: base.host_str().is_some_and(http::is_loopback),
             ..http::Options::default()
         })?;
-        let transport = Transport { http, retry };
+        let request_id = config.headers.get(REQUEST_ID_HEADER).cloned();
+        let transport = Transport { http, retry, request_id };
         Ok(Self { inner: Arc::new(Inner { config, base, key, transport }) })
     }
 
@@ -94,26 +96,44 @@ impl Client {
         Sandbox::new(self.clone(), id.into())
     }
 
-    /// One page of the sandboxes that match, newest first.
-    ///
-    /// # Errors
-    /// When the server refuses or cannot be reached.
-    pub async fn list(&self, filter: &ListFilter) -> Result<ListSandboxesResponse> {
-        let request = self.request(Method::GET, &["sandboxes"])?.query(&filter.query());
-        self.transport().json(request, self.config().request_timeout).await
-    }
-
     /// The server's version.
+    ///
+    /// ```no_run
+    /// # async fn example(client: opensandbox::Client) -> opensandbox::Result<()> {
+    /// println!("server {}", client.server_version().await?);
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// When the server cannot be reached.
     pub async fn server_version(&self) -> Result<String> {
-        // The one route that has no form below `/v1`.
-        let base = self.inner.base.as_str().trim_end_matches('/');
-        let root = parse_base(base.strip_suffix("/v1").unwrap_or(base))?;
-        let request = self.transport().http.get(join(&root, &["version"])?);
+        let request = self.transport().http.get(self.at_root("version")?);
         let answer: VersionResponse = self.transport().json(request, self.config().request_timeout).await?;
         Ok(answer.version)
+    }
+
+    /// Whether the server is up; asks for no key.
+    ///
+    /// ```no_run
+    /// # async fn example(client: opensandbox::Client) -> opensandbox::Result<()> {
+    /// client.health().await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// When it is not, or cannot be reached.
+    pub async fn health(&self) -> Result<()> {
+        let request = self.transport().http.get(self.at_root("health")?);
+        let _: HealthResponse = self.transport().json(request, self.config().request_timeout).await?;
+        Ok(())
+    }
+
+    /// Routes that have no form below `/v1`.
+    fn at_root(&self, name: &str) -> Result<Url> {
+        let base = self.inner.base.as_str().trim_end_matches('/');
+        join(&parse_base(base.strip_suffix("/v1").unwrap_or(base))?, &[name])
     }
 
     pub(crate) fn transport(&self) -> &Transport {
@@ -134,34 +154,6 @@ impl Client {
     }
 }
 
-/// Which sandboxes to list. All conditions must hold.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct ListFilter {
-    /// Any of these states; none means all.
-    pub states: Vec<String>,
-    /// All of these labels.
-    pub metadata: BTreeMap<String, String>,
-    /// Page, from 1.
-    pub page: Option<u32>,
-    /// Items per page, 1 to 200; the server's default is 20.
-    pub page_size: Option<u32>,
-}
-
-impl ListFilter {
-    fn query(&self) -> Vec<(&'static str, String)> {
-        let mut query: Vec<_> = self.states.iter().map(|state| ("state", state.clone())).collect();
-        if !self.metadata.is_empty() {
-            // One parameter that holds a whole query string, and so is encoded twice.
-            let mut inner = url::form_urlencoded::Serializer::new(String::new());
-            inner.extend_pairs(&self.metadata);
-            query.push(("metadata", inner.finish()));
-        }
-        query.extend(self.page.map(|page| ("page", page.to_string())));
-        query.extend(self.page_size.map(|size| ("pageSize", size.to_string())));
-        query
-    }
-}
-
 /// A header value that is kept out of debug output.
 pub(crate) fn secret(text: &str) -> Option<HeaderValue> {
     let mut value = HeaderValue::from_str(text).ok()?;
@@ -176,7 +168,7 @@ pub(crate) fn endpoint_headers(headers: &BTreeMap<String, String>) -> Result<Hea
         let name = reqwest::header::HeaderName::from_bytes(name.as_bytes()).ok();
         let (Some(name), Some(value)) = (name, secret(value)) else {
             return Err(Error::Unexpected {
-                what: "GET endpoint".to_owned(),
+                call: "GET endpoint".into(),
                 reason: "a header that cannot be sent".to_owned(),
             });
         };
@@ -222,27 +214,6 @@ mod tests {
         }
         let slash = parse_base("http://h/x/").unwrap();
         assert_eq!(join(&slash, &["ping"]).unwrap().as_str(), "http://h/x/ping");
-    }
-
-    #[test]
-    fn metadata_filter_is_a_query_string_of_its_own() {
-        let filter = ListFilter {
-            states: vec!["Running".to_owned(), "Paused".to_owned()],
-            metadata: [("note", "a&b=c d"), ("x", "1")].map(|(k, v)| (k.to_owned(), v.to_owned())).into(),
-            page: Some(2),
-            page_size: Some(5),
-        };
-        assert_eq!(
-            filter.query(),
-            [
-                ("state", "Running".to_owned()),
-                ("state", "Paused".to_owned()),
-                ("metadata", "note=a%26b%3Dc+d&x=1".to_owned()),
-                ("page", "2".to_owned()),
-                ("pageSize", "5".to_owned()),
-            ]
-        );
-        assert!(ListFilter::default().query().is_empty());
     }
 
     #[test]

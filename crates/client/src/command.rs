@@ -12,7 +12,7 @@ use reqwest::Method;
 use crate::error::{Error, Result};
 use crate::events::EventParser;
 use crate::sandbox::Sandbox;
-use crate::transport::{Answer, causes};
+use crate::transport::Answer;
 
 /// How long the rest of a finished stream is read so that its connection can be used again. Daemons close at
 /// once; older ones hold the stream for a second.
@@ -114,7 +114,7 @@ impl Command {
             }
         }
         id.ok_or_else(|| Error::Unexpected {
-            what: "POST /command".to_owned(),
+            call: "POST /command".into(),
             reason: "a background command without an id".to_owned(),
         })
     }
@@ -274,15 +274,12 @@ impl CommandStream {
 
     async fn read(&mut self) -> Result<Option<Bytes>> {
         let Some(answer) = &mut self.answer else { return Ok(None) };
-        match answer.response.chunk().await {
-            Ok(chunk) => Ok(chunk),
-            Err(error) => Err(Error::Broken { what: answer.what.clone(), reason: causes(&error) }),
-        }
+        answer.chunk().await
     }
 
     fn unexpected(&self, error: &crate::events::ParseError) -> Error {
-        let what = self.answer.as_ref().map_or_else(String::new, |answer| answer.what.clone());
-        Error::Unexpected { what, reason: error.to_string() }
+        let call = self.answer.as_ref().map(|answer| answer.call.clone()).unwrap_or_default();
+        Error::Unexpected { call, reason: error.to_string() }
     }
 
     /// Gives the connection back: reads what little is left, here if it is at hand, else behind.
@@ -355,17 +352,15 @@ impl Sandbox {
             request = request.query(&[("cursor", cursor)]);
         }
         let limit = self.config().request_timeout;
-        let Answer { what, response } = self.transport().open(request, limit).await?;
-        let cursor = response
+        let answer = self.transport().open(request, limit).await?;
+        let cursor = answer
+            .response
             .headers()
             .get(TAIL_CURSOR_HEADER)
             .and_then(|value| value.to_str().ok())
             .and_then(|text| text.parse().ok());
-        match tokio::time::timeout(limit, response.bytes()).await {
-            Ok(Ok(content)) => Ok(Logs { content, cursor }),
-            Ok(Err(error)) => Err(Error::Broken { what, reason: causes(&error) }),
-            Err(_) => Err(Error::Timeout { what, limit }),
-        }
+        let (_, content) = answer.within(limit).await?;
+        Ok(Logs { content, cursor })
     }
 
     /// Ends a command and all it started: first politely, after three seconds by force.

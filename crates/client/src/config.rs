@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use reqwest::header::HeaderMap;
 use serde::Deserialize;
 
 use crate::error::{Error, Result};
@@ -26,6 +27,9 @@ pub mod env {
 pub const DEFAULT_DOMAIN: &str = "localhost:8080";
 /// Time for ordinary calls.
 pub const DEFAULT_REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// What this client calls itself unless told otherwise.
+pub const DEFAULT_USER_AGENT: &str = concat!("OpenSandbox-Rust-SDK/", env!("CARGO_PKG_VERSION"));
 
 /// Scheme of all URLs.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -75,6 +79,10 @@ pub struct Config {
     /// Reach sandboxes through the server instead of at addresses of their own. On by default: it needs one open
     /// port only and works whatever network the sandboxes have.
     pub use_server_proxy: bool,
+    /// Sent with every request, to the server and into sandboxes.
+    pub headers: HeaderMap,
+    /// The value of `User-Agent`.
+    pub user_agent: String,
 }
 
 impl Default for Config {
@@ -85,6 +93,8 @@ impl Default for Config {
             api_key: None,
             request_timeout: DEFAULT_REQUEST_TIMEOUT,
             use_server_proxy: true,
+            headers: HeaderMap::new(),
+            user_agent: DEFAULT_USER_AGENT.to_owned(),
         }
     }
 }
@@ -97,7 +107,7 @@ impl std::fmt::Debug for Config {
             .field("api_key", &self.api_key.as_ref().map(|_| "…"))
             .field("request_timeout", &self.request_timeout)
             .field("use_server_proxy", &self.use_server_proxy)
-            .finish()
+            .finish_non_exhaustive()
     }
 }
 
@@ -210,6 +220,7 @@ impl Config {
             api_key: settings.api_key.or(stored_key),
             request_timeout: settings.request_timeout.unwrap_or(DEFAULT_REQUEST_TIMEOUT),
             use_server_proxy: settings.use_server_proxy.unwrap_or(true),
+            ..Self::default()
         })
     }
 
@@ -344,6 +355,7 @@ mod tests {
                 api_key: Some("env-key".to_owned()),
                 request_timeout: Duration::from_secs(5),
                 use_server_proxy: false,
+                ..Config::default()
             }
         );
         let blank = Settings::from_env(|_| Some(" ".to_owned()));

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use osb_protocol::error::ErrorBody;
+use osb_protocol::execd::code;
 
 /// Result of this crate's calls.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -23,26 +24,28 @@ pub enum Error {
         reason: String,
     },
     /// The answer did not come in time.
-    #[error("{what} did not answer within {}", in_words(*.limit))]
+    #[error("{call} did not answer within {}", in_words(*.limit))]
     Timeout {
-        /// Method and path.
-        what: String,
+        /// Which call.
+        call: Call,
         /// How long was waited.
         limit: Duration,
     },
     /// The connection broke after the request was sent; whether it was carried out is not known.
-    #[error("connection lost during {what}: {reason}")]
+    #[error("connection lost during {call}: {reason}")]
     Broken {
-        /// Method and path.
-        what: String,
+        /// Which call.
+        call: Call,
         /// What the system said.
         reason: String,
+        /// Whether the other side closed the connection in the middle of its answer.
+        early_end: bool,
     },
     /// The answer is not of the protocol.
-    #[error("unexpected answer to {what}: {reason}")]
+    #[error("unexpected answer to {call}: {reason}")]
     Unexpected {
-        /// Method and path.
-        what: String,
+        /// Which call.
+        call: Call,
         /// What is wrong with it.
         reason: String,
     },
@@ -59,6 +62,20 @@ pub enum Error {
         id: String,
         /// How long was waited.
         limit: Duration,
+    },
+    /// The sandbox has ended and will not come to what was waited for.
+    #[error("sandbox {id} has ended: {reason}")]
+    Ended {
+        /// Which.
+        id: String,
+        /// What the server says of it.
+        reason: String,
+    },
+    /// There is more of it than is taken.
+    #[error("{what} is larger than allowed")]
+    TooLarge {
+        /// What.
+        what: String,
     },
     /// An argument or setting cannot be right; nothing was sent.
     #[error("{0}")]
@@ -95,10 +112,41 @@ impl Error {
         }
     }
 
+    /// The id under which the server's log knows the request, answered or not.
+    #[must_use]
+    pub fn request_id(&self) -> Option<&str> {
+        match self {
+            Self::Api(api) => api.request_id.as_deref(),
+            Self::Timeout { call, .. } | Self::Broken { call, .. } | Self::Unexpected { call, .. } => {
+                call.request_id.as_deref()
+            }
+            _ => None,
+        }
+    }
+
+    /// Whether the server, or the daemon in the sandbox, does not offer the function at all: a runtime without
+    /// it, or an older version.
+    #[must_use]
+    pub fn is_unsupported(&self) -> bool {
+        self.api().is_some_and(ApiError::is_unsupported)
+    }
+
     /// Whether the thing asked for does not exist (any more).
     #[must_use]
     pub fn is_not_found(&self) -> bool {
-        self.status() == Some(404)
+        self.status() == Some(404) && !self.is_unsupported()
+    }
+
+    /// Whether the key is absent, wrong, or not good for this.
+    #[must_use]
+    pub fn is_unauthorized(&self) -> bool {
+        matches!(self.status(), Some(401 | 403))
+    }
+
+    /// Whether the state of the thing forbids the call.
+    #[must_use]
+    pub fn is_conflict(&self) -> bool {
+        self.status() == Some(409)
     }
 
     /// Whether the same call may succeed later: the server is busy, restarting or not there yet.
@@ -109,6 +157,30 @@ impl Error {
             Self::Connect { .. } => true,
             _ => false,
         }
+    }
+}
+
+/// A request, for error messages.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Call {
+    /// Method and path.
+    pub what: String,
+    /// The value of `X-Request-ID` that was sent.
+    pub request_id: Option<String>,
+}
+
+impl std::fmt::Display for Call {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match &self.request_id {
+            Some(id) => write!(f, "{} (request {id})", self.what),
+            None => f.write_str(&self.what),
+        }
+    }
+}
+
+impl From<&str> for Call {
+    fn from(what: &str) -> Self {
+        Self { what: what.to_owned(), request_id: None }
     }
 }
 
@@ -146,15 +218,32 @@ impl std::fmt::Display for ApiError {
 /// Code of an error answer that carries none.
 pub(crate) const UNEXPECTED_RESPONSE: &str = "UNEXPECTED_RESPONSE";
 
+/// Code of daemons for a path that they do not know.
+const NO_SUCH_ROUTE: &str = "NOT_FOUND";
+/// What a daemon answers there that has no code.
+const NO_SUCH_ROUTE_TEXT: &str = "404 page not found";
+
 /// Most of an unreadable error body that is shown.
 const SHOWN_BODY: usize = 300;
 
 impl ApiError {
+    /// Codes that say that there is no such function here.
+    const UNSUPPORTED: [&'static str; 2] = [code::NOT_SUPPORTED, NO_SUCH_ROUTE];
+
+    /// See [`Error::is_unsupported`].
+    #[must_use]
+    pub fn is_unsupported(&self) -> bool {
+        self.status == 501 || Self::UNSUPPORTED.contains(&self.code.as_str())
+    }
+
     /// Reads an error answer, whatever its body: gateways in between answer in HTML.
     pub(crate) fn read(status: u16, headers: &reqwest::header::HeaderMap, body: &[u8]) -> Self {
         let text = |name: &str| headers.get(name).and_then(|v| v.to_str().ok()).map(str::to_owned);
         let (code, message) = match serde_json::from_slice::<ErrorBody>(body) {
             Ok(body) if !body.code.is_empty() => (body.code, body.message),
+            _ if status == 404 && body.trim_ascii() == NO_SUCH_ROUTE_TEXT.as_bytes() => {
+                (NO_SUCH_ROUTE.to_owned(), NO_SUCH_ROUTE_TEXT.to_owned())
+            }
             _ => (UNEXPECTED_RESPONSE.to_owned(), unreadable(status, body)),
         };
         Self {
@@ -241,6 +330,33 @@ mod tests {
             assert!(!error.message.is_empty());
         }
         assert!(ApiError::read(500, &none, &[b'x'; 4000]).message.len() < 310);
+    }
+
+    #[test]
+    fn what_is_not_offered_is_told_from_what_is_not_there() {
+        let api = |status, body: &str| {
+            Error::Api(Box::new(ApiError::read(status, &HeaderMap::new(), body.as_bytes())))
+        };
+        for (status, body) in [
+            (501, r#"{"code":"SNAPSHOT::NOT_IMPLEMENTED","message":"m"}"#),
+            (503, r#"{"code":"NOT_SUPPORTED","message":"m"}"#),
+            (404, r#"{"code":"NOT_FOUND","message":"404 page not found"}"#),
+            (404, "404 page not found\n"),
+        ] {
+            let error = api(status, body);
+            assert!(error.is_unsupported() && !error.is_not_found(), "{error}");
+        }
+        let absent = api(404, r#"{"code":"FILE_NOT_FOUND","message":"m"}"#);
+        assert!(absent.is_not_found() && !absent.is_unsupported());
+        assert!(api(401, "").is_unauthorized() && api(409, "").is_conflict());
+    }
+
+    #[test]
+    fn a_request_is_known_by_its_id_also_without_an_answer() {
+        let call = Call { what: "GET /v1/sandboxes".to_owned(), request_id: Some("r1".to_owned()) };
+        let error = Error::Timeout { call, limit: Duration::from_secs(3) };
+        assert_eq!(error.request_id(), Some("r1"));
+        assert_eq!(error.to_string(), "GET /v1/sandboxes (request r1) did not answer within 3 s");
     }
 
     #[test]

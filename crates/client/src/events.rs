@@ -7,6 +7,8 @@
 use osb_protocol::error::ErrorBody;
 use osb_protocol::execd::{Event, EventKind, ExecutionError};
 
+use crate::lines::Lines;
+
 /// Longest line taken. A daemon cuts output at 1 MiB, which JSON escapes may make six times as long.
 const MAX_LINE: usize = 16 << 20;
 
@@ -22,13 +24,15 @@ pub enum ParseError {
 }
 
 /// Turns the bytes of a stream into events, however they are cut.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct EventParser {
-    buffer: Vec<u8>,
-    /// Bytes of `buffer` that have been turned into events.
-    taken: usize,
-    /// Bytes of `buffer` that hold no line end and need not be searched again.
-    searched: usize,
+    lines: Lines,
+}
+
+impl Default for EventParser {
+    fn default() -> Self {
+        Self { lines: Lines::new(MAX_LINE) }
+    }
 }
 
 impl EventParser {
@@ -40,12 +44,7 @@ impl EventParser {
 
     /// Takes the next bytes.
     pub fn push(&mut self, bytes: &[u8]) {
-        if self.taken > 0 {
-            self.buffer.drain(..self.taken);
-            self.searched -= self.taken;
-            self.taken = 0;
-        }
-        self.buffer.extend_from_slice(bytes);
+        self.lines.push(bytes);
     }
 
     /// The next event that is complete; `None` until more bytes come.
@@ -53,19 +52,10 @@ impl EventParser {
     /// # Errors
     /// When the bytes are no event stream.
     pub fn next_event(&mut self) -> Result<Option<Event>, ParseError> {
-        while let Some(at) = self.buffer[self.searched..].iter().position(|&b| b == b'\n') {
-            let end = self.searched + at;
-            let line = &self.buffer[self.taken..end];
-            let event = parse_line(line);
-            self.taken = end + 1;
-            self.searched = self.taken;
-            if let Some(event) = event? {
+        while let Some(line) = self.lines.next_line().map_err(|_| ParseError::TooLong)? {
+            if let Some(event) = parse_line(line)? {
                 return Ok(Some(event));
             }
-        }
-        self.searched = self.buffer.len();
-        if self.buffer.len() - self.taken > MAX_LINE {
-            return Err(ParseError::TooLong);
         }
         Ok(None)
     }
@@ -75,13 +65,10 @@ impl EventParser {
     /// # Errors
     /// When the rest is no event.
     pub fn finish(&mut self) -> Result<Option<Event>, ParseError> {
-        if let Some(event) = self.next_event()? {
-            return Ok(Some(event));
+        match self.next_event()? {
+            Some(event) => Ok(Some(event)),
+            None => parse_line(self.lines.rest()),
         }
-        let event = parse_line(&self.buffer[self.taken..]);
-        self.taken = self.buffer.len();
-        self.searched = self.taken;
-        event
     }
 }
 

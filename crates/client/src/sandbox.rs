@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use osb_protocol::execd::{EXECD_PORT, Metrics};
+use osb_protocol::execd::EXECD_PORT;
 use osb_protocol::lifecycle::{
     Endpoint, PatchSandboxMetadataRequest, RenewSandboxExpirationRequest, RenewSandboxExpirationResponse,
-    Sandbox as SandboxInfo,
+    Sandbox as SandboxInfo, SandboxState,
 };
 use osb_protocol::time::WireTime;
 use reqwest::header::HeaderMap;
@@ -19,7 +19,6 @@ use url::Url;
 use crate::client::{Client, endpoint_headers, join, parse_base};
 use crate::config::Config;
 use crate::error::{Error, Result};
-use crate::retry::RetryPolicy;
 use crate::transport::Transport;
 
 /// How long an endpoint is used before it is asked for again. The protocol makes it good for ten minutes.
@@ -58,6 +57,14 @@ impl Sandbox {
 
     /// What the server knows of it.
     ///
+    /// ```no_run
+    /// # async fn example(sandbox: opensandbox::Sandbox) -> opensandbox::Result<()> {
+    /// let info = sandbox.info().await?;
+    /// println!("{} until {:?}", info.status.state, info.expires_at);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// When it does not exist or the server cannot be reached.
     pub async fn info(&self) -> Result<SandboxInfo> {
@@ -67,15 +74,30 @@ impl Sandbox {
 
     /// Ends it and removes all it had.
     ///
+    /// ```no_run
+    /// # async fn example(sandbox: opensandbox::Sandbox) -> opensandbox::Result<()> {
+    /// sandbox.kill().await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// When it does not exist or the server cannot be reached.
     pub async fn kill(&self) -> Result<()> {
         *self.route.lock().await = None;
         let request = self.client.request(Method::DELETE, &["sandboxes", &self.id])?;
-        self.transport().done(request, self.config().request_timeout).await
+        self.transport().remove(request, self.config().request_timeout).await
     }
 
     /// Lets it live for this long from now, whatever was set before. Returns the new end.
+    ///
+    /// ```no_run
+    /// # async fn example(sandbox: opensandbox::Sandbox) -> opensandbox::Result<()> {
+    /// let end = sandbox.renew(std::time::Duration::from_secs(3600)).await?;
+    /// println!("lives until {end}");
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// When it does not exist, has no end, or the server cannot be reached.
@@ -93,7 +115,95 @@ impl Sandbox {
         Ok(answer.expires_at)
     }
 
+    /// Freezes it. The answer comes when the server has begun; see [`Sandbox::wait_state`].
+    ///
+    /// ```no_run
+    /// # async fn example(sandbox: opensandbox::Sandbox) -> opensandbox::Result<()> {
+    /// use opensandbox::SandboxState;
+    ///
+    /// sandbox.pause().await?;
+    /// sandbox.wait_state(&SandboxState::Paused, std::time::Duration::from_secs(30)).await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// When it does not exist, does not run, the runtime cannot pause, or the server cannot be reached.
+    pub async fn pause(&self) -> Result<()> {
+        self.change("pause").await
+    }
+
+    /// Lets a paused sandbox run again. The answer comes when the server has begun; see
+    /// [`Sandbox::wait_ready`].
+    ///
+    /// ```no_run
+    /// # async fn example(sandbox: opensandbox::Sandbox) -> opensandbox::Result<()> {
+    /// sandbox.resume().await?;
+    /// sandbox.wait_ready(std::time::Duration::from_secs(30)).await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// When it does not exist, is not paused, the runtime cannot pause, or the server cannot be reached.
+    pub async fn resume(&self) -> Result<()> {
+        self.change("resume").await
+    }
+
+    async fn change(&self, what: &str) -> Result<()> {
+        // Addresses may be others afterwards.
+        *self.route.lock().await = None;
+        let request = self.client.request(Method::POST, &["sandboxes", &self.id, what])?;
+        self.transport().done(request, self.config().request_timeout).await
+    }
+
+    /// Waits until it is in this state. Returns what the server then knows.
+    ///
+    /// ```no_run
+    /// # async fn example(sandbox: opensandbox::Sandbox) -> opensandbox::Result<()> {
+    /// use opensandbox::SandboxState;
+    ///
+    /// let limit = std::time::Duration::from_secs(60);
+    /// let ended = sandbox.wait_state(&SandboxState::Terminated, limit).await?;
+    /// println!("{:?}", ended.status.reason);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::NotReady`] after `limit`; at once when it has ended in another state, does not exist, or the
+    /// server cannot be reached.
+    pub async fn wait_state(&self, state: &SandboxState, limit: Duration) -> Result<SandboxInfo> {
+        let deadline = Instant::now() + limit;
+        loop {
+            let info = match timeout_at(deadline, self.info()).await {
+                Ok(info) => info?,
+                Err(_) => return Err(Error::NotReady { id: self.id.clone(), limit }),
+            };
+            if info.status.state == *state {
+                return Ok(info);
+            }
+            if matches!(info.status.state, SandboxState::Terminated | SandboxState::Failed) {
+                let reason = info.status.message.or(info.status.reason).unwrap_or_default();
+                return Err(Error::Ended { id: self.id.clone(), reason });
+            }
+            let next = Instant::now() + READY_INTERVAL;
+            if next >= deadline {
+                return Err(Error::NotReady { id: self.id.clone(), limit });
+            }
+            sleep_until(next).await;
+        }
+    }
+
     /// Changes labels: a value adds or replaces, `None` removes, the others stay.
+    ///
+    /// ```no_run
+    /// # async fn example(sandbox: opensandbox::Sandbox) -> opensandbox::Result<()> {
+    /// let patch = [("team".to_owned(), Some("search".to_owned())), ("draft".to_owned(), None)];
+    /// sandbox.patch_metadata(patch.into()).await?;
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// When a label is not allowed, the sandbox does not exist, or the server cannot be reached.
@@ -107,6 +217,14 @@ impl Sandbox {
 
     /// The address of a port inside, with the headers to send along. Carries no scheme; use that of
     /// [`Config::protocol`].
+    ///
+    /// ```no_run
+    /// # async fn example(sandbox: opensandbox::Sandbox) -> opensandbox::Result<()> {
+    /// let endpoint = sandbox.endpoint(8000).await?;
+    /// println!("http://{} {:?}", endpoint.endpoint, endpoint.headers);
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// When the sandbox does not exist or the server cannot be reached.
@@ -123,12 +241,19 @@ impl Sandbox {
 
     /// Waits until the daemon inside answers.
     ///
+    /// ```no_run
+    /// # async fn example(sandbox: opensandbox::Sandbox) -> opensandbox::Result<()> {
+    /// sandbox.wait_ready(std::time::Duration::from_secs(30)).await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// [`Error::NotReady`] after `limit`; at once when the server says that waiting is of no use.
     pub async fn wait_ready(&self, limit: Duration) -> Result<()> {
         let deadline = Instant::now() + limit;
         // The repetition is here, at a steady pace, not below with growing waits.
-        let transport = Transport { http: self.transport().http.clone(), retry: RetryPolicy::disabled() };
+        let transport = self.transport().once();
         loop {
             match timeout_at(deadline, self.ping_by(&transport)).await {
                 Ok(Ok(())) => return Ok(()),
@@ -145,6 +270,13 @@ impl Sandbox {
 
     /// Whether the daemon inside answers.
     ///
+    /// ```no_run
+    /// # async fn example(sandbox: opensandbox::Sandbox) -> opensandbox::Result<()> {
+    /// let alive = sandbox.ping().await.is_ok();
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// When it does not.
     pub async fn ping(&self) -> Result<()> {
@@ -156,13 +288,8 @@ impl Sandbox {
         transport.done(request, self.config().request_timeout).await
     }
 
-    /// CPU and memory in use.
-    ///
-    /// # Errors
-    /// When the sandbox cannot be reached.
-    pub async fn metrics(&self) -> Result<Metrics> {
-        let request = self.execd(Method::GET, &["metrics"]).await?;
-        self.transport().json(request, self.config().request_timeout).await
+    pub(crate) fn client(&self) -> &Client {
+        &self.client
     }
 
     pub(crate) fn config(&self) -> &Config {

@@ -7,12 +7,26 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use osb_client::{Client, CommandEvent, Config, Error, ListFilter, RetryPolicy, Upload};
+use opensandbox::{Client, CommandEvent, Config, Error, ListFilter, RetryPolicy, Upload};
 use serde_json::json;
-use support::{Body, Fake, Seen, endpoint, json, pieces, quick, reply};
+use support::{Body, Fake, Seen, endpoint, json, pieces, reply};
 
 const SANDBOX: &str = r#"{"id":"s1","status":{"state":"Running"},"entrypoint":["a"],
     "createdAt":"2026-11-30T17:49:18Z","future":{"x":1}}"#;
+
+fn config(fake: &Fake) -> Config {
+    Config::new(&fake.address.to_string()).unwrap()
+}
+
+fn client(fake: &Fake) -> Client {
+    Client::with_retry(config(fake), quick()).unwrap()
+}
+
+/// Repetition without waiting.
+fn quick() -> RetryPolicy {
+    let wait = Duration::from_millis(1);
+    RetryPolicy { initial_backoff: wait, max_backoff: wait, ..RetryPolicy::default() }
+}
 
 fn is_endpoint(seen: &Seen) -> bool {
     seen.target.contains("/endpoints/")
@@ -43,7 +57,7 @@ async fn an_error_answer_keeps_all_its_parts() {
         answer
     })
     .await;
-    let error = fake.client().create("host").send().await.unwrap_err();
+    let error = client(&fake).create("host").send().await.unwrap_err();
     let api = error.api().unwrap();
     assert_eq!(
         (api.status, api.code.as_str(), api.message.as_str(), api.request_id.as_deref(), api.retry_after),
@@ -59,16 +73,16 @@ async fn safe_calls_are_repeated_and_others_are_not() {
         if number < 2 { reply(503, "<html>busy</html>") } else { reply(200, SANDBOX) }
     })
     .await;
-    let info = fake.client().sandbox("s1").info().await.unwrap();
+    let info = client(&fake).sandbox("s1").info().await.unwrap();
     assert_eq!(info.id, "s1");
     assert_eq!(fake.calls().len(), 3);
 
     let fake = Fake::start(|_, _| async { reply(503, "") }).await;
-    let error = fake.client().sandbox("s1").renew(Duration::from_secs(60)).await.unwrap_err();
+    let error = client(&fake).sandbox("s1").renew(Duration::from_secs(60)).await.unwrap_err();
     assert_eq!((error.status(), fake.calls().len()), (Some(503), 1));
 
     let fake = Fake::start(|_, _| async { reply(500, "") }).await;
-    assert_eq!(fake.client().sandbox("s1").info().await.unwrap_err().status(), Some(500));
+    assert_eq!(client(&fake).sandbox("s1").info().await.unwrap_err().status(), Some(500));
     assert_eq!(fake.calls().len(), 1);
 }
 
@@ -88,7 +102,7 @@ async fn an_unreachable_server_is_named_and_tried_again() {
 #[tokio::test]
 async fn a_silent_server_is_given_up_in_time() {
     let fake = Fake::start(|_, _| async { std::future::pending().await }).await;
-    let mut config = fake.config();
+    let mut config = config(&fake);
     config.request_timeout = Duration::from_millis(50);
     let client = Client::with_retry(config, RetryPolicy::disabled()).unwrap();
     let began = Instant::now();
@@ -105,13 +119,13 @@ async fn redirects_are_not_followed() {
         answer
     })
     .await;
-    assert_eq!(fake.client().sandbox("s1").info().await.unwrap_err().status(), Some(307));
+    assert_eq!(client(&fake).sandbox("s1").info().await.unwrap_err().status(), Some(307));
 }
 
 #[tokio::test]
 async fn what_is_no_json_is_an_unexpected_answer() {
     let fake = Fake::start(|_, _| async { reply(200, "<html>") }).await;
-    let error = fake.client().list(&ListFilter::default()).await.unwrap_err();
+    let error = client(&fake).list(&ListFilter::default()).await.unwrap_err();
     assert!(error.to_string().contains("unexpected answer to GET /v1/sandboxes"), "{error}");
 }
 
@@ -119,7 +133,7 @@ async fn what_is_no_json_is_an_unexpected_answer() {
 async fn the_key_goes_to_the_server_and_never_straight_into_a_sandbox() {
     for through_server in [true, false] {
         let fake = with_daemon(|_| reply(200, "")).await;
-        let mut config = fake.config();
+        let mut config = config(&fake);
         config.api_key = Some("key".to_owned());
         config.use_server_proxy = through_server;
         let sandbox = Client::new(config).unwrap().sandbox("s1");
@@ -155,7 +169,7 @@ async fn a_command_is_followed_however_its_bytes_are_cut() {
     for size in [1, 2, 3, 50, 10_000] {
         let cut: Vec<Bytes> = stream.as_bytes().chunks(size).map(Bytes::copy_from_slice).collect();
         let fake = with_daemon(move |_| pieces(cut.clone(), false)).await;
-        let sandbox = fake.client().sandbox("s1");
+        let sandbox = client(&fake).sandbox("s1");
         let output = sandbox.argv(["a", "b c", ""]).cwd("/tmp").env("K", "V").user(1).output().await.unwrap();
         assert_eq!(
             (output.id.as_str(), output.stdout.as_str(), output.stderr.as_str(), output.exit.code),
@@ -173,7 +187,7 @@ async fn commands_in_a_row_share_a_connection() {
         json!({"type": "execution_complete", "execution_time": 3, "timestamp": 1}),
     ]);
     let fake = with_daemon(move |_| pieces(vec![Bytes::from(stream.clone())], false)).await;
-    let sandbox = fake.client().sandbox("s1");
+    let sandbox = client(&fake).sandbox("s1");
     for _ in 0..5 {
         let output = sandbox.shell("true").timeout(Duration::from_millis(1500)).output().await.unwrap();
         assert!(output.exit.success());
@@ -195,7 +209,7 @@ async fn a_stream_that_ends_early_or_breaks_is_an_error() {
     for breaks in [false, true] {
         let begin = begin.clone();
         let fake = with_daemon(move |_| pieces(vec![Bytes::from(begin.clone())], breaks)).await;
-        let mut stream = fake.client().sandbox("s1").shell("x").stream().await.unwrap();
+        let mut stream = client(&fake).sandbox("s1").shell("x").stream().await.unwrap();
         assert_eq!(stream.next().await.unwrap(), Some(CommandEvent::Started { id: "c1".to_owned() }));
         assert_eq!(stream.next().await.unwrap(), Some(CommandEvent::Stdout("x\n".to_owned())));
         let error = stream.next().await.unwrap_err();
@@ -230,7 +244,7 @@ async fn background_commands_have_status_logs_and_an_end() {
         _ => json(404, json!({"code": "INVALID_REQUEST_BODY", "message": "unknown"})),
     })
     .await;
-    let sandbox = fake.client().sandbox("s1");
+    let sandbox = client(&fake).sandbox("s1");
     assert_eq!(sandbox.shell("sleep 9").start().await.unwrap(), "c1");
     assert!(sandbox.command_status("c1").await.unwrap().running);
     let logs = sandbox.command_logs("c1", Some(5)).await.unwrap();
@@ -252,7 +266,7 @@ async fn a_background_command_that_cannot_start_is_an_error() {
         )
     })
     .await;
-    let error = fake.client().sandbox("s1").argv(["nope"]).start().await.unwrap_err();
+    let error = client(&fake).sandbox("s1").argv(["nope"]).start().await.unwrap_err();
     assert!(matches!(error, Error::NotStarted(_)) && error.to_string().contains("no such file"));
 }
 
@@ -270,7 +284,7 @@ async fn a_sandbox_that_does_not_become_ready_is_deleted() {
     .await;
     let began = Instant::now();
     let error =
-        fake.client().create("host").ready_timeout(Duration::from_millis(250)).send().await.unwrap_err();
+        client(&fake).create("host").ready_timeout(Duration::from_millis(250)).send().await.unwrap_err();
     assert!(matches!(error, Error::NotReady { .. }), "{error}");
     assert!(began.elapsed() < Duration::from_secs(2));
     let calls = fake.calls();
@@ -286,7 +300,7 @@ async fn files_go_up_in_pairs_and_come_down_whole_or_not_at_all() {
         _ => reply(200, "content"),
     })
     .await;
-    let sandbox = fake.client().sandbox("s1");
+    let sandbox = client(&fake).sandbox("s1");
     let files = sandbox.files();
     files
         .upload([
@@ -341,18 +355,18 @@ async fn file_calls_have_the_protocols_shape() {
         }
     })
     .await;
-    let sandbox = fake.client().sandbox("s1");
+    let sandbox = client(&fake).sandbox("s1");
     let files = sandbox.files();
-    let permission = osb_client::Permission { mode: 700, ..Default::default() };
+    let permission = opensandbox::Permission { mode: 700, ..Default::default() };
     assert!(files.info(&["/a", "/b c"]).await.unwrap().is_empty());
     assert!(files.search("/tmp", "*.txt").await.unwrap().is_empty());
     assert!(files.list("/tmp", 2).await.unwrap().is_empty());
     files.make_directory("/d").await.unwrap();
     files.remove(&["/a", "/b"]).await.unwrap();
     files.remove_directories(&["/d"]).await.unwrap();
-    files.rename(&[osb_client::Rename { src: "/a".to_owned(), dest: "/b".to_owned() }]).await.unwrap();
+    files.rename(&[opensandbox::Rename { src: "/a".to_owned(), dest: "/b".to_owned() }]).await.unwrap();
     files.set_permissions(&BTreeMap::from([("/a".to_owned(), permission)])).await.unwrap();
-    let change = osb_client::Replacement { old: "x".to_owned(), new: "y".to_owned() };
+    let change = opensandbox::Replacement { old: "x".to_owned(), new: "y".to_owned() };
     let counts = files.replace(&BTreeMap::from([("/f".to_owned(), change)])).await.unwrap();
     assert_eq!(counts, BTreeMap::from([("/f".to_owned(), 2)]));
     let calls: Vec<String> =
@@ -392,7 +406,7 @@ async fn lifecycle_calls_have_the_protocols_shape() {
         async move { answer }
     })
     .await;
-    let client = fake.client();
+    let client = client(&fake);
     let filter = ListFilter {
         states: vec!["running".to_owned()],
         metadata: BTreeMap::from([("k".to_owned(), "v w".to_owned())]),

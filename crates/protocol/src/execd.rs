@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 
 /// Header with the daemon's access token.
 pub const ACCESS_TOKEN_HEADER: &str = "x-execd-access-token";
@@ -250,6 +250,8 @@ pub struct Replaced {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Metrics {
     /// Whole cores the work may use, rounded up. An integer on the wire: the C# client fails on `2.0`.
+    /// Other daemons write a fraction.
+    #[serde(deserialize_with = "rounded_up")]
     pub cpu_count: u64,
     /// 0–100 of those cores.
     pub cpu_used_pct: f64,
@@ -259,4 +261,12 @@ pub struct Metrics {
     pub mem_used_mib: f64,
     /// Unix milliseconds.
     pub timestamp: i64,
+}
+
+fn rounded_up<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
+    let number = f64::deserialize(deserializer)?;
+    // Saturates; no machine has so many.
+    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+    let whole = number.ceil() as u64;
+    Ok(whole)
 }

@@ -13,7 +13,6 @@ use hyper::body::{Frame, Incoming};
 use hyper::service::service_fn;
 use hyper::{HeaderMap, Request, Response};
 use hyper_util::rt::TokioIo;
-use osb_client::{Client, Config, RetryPolicy};
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 
@@ -92,14 +91,6 @@ impl Fake {
         Self { address, seen, connections, task }
     }
 
-    pub fn config(&self) -> Config {
-        Config::new(&self.address.to_string()).unwrap()
-    }
-
-    pub fn client(&self) -> Client {
-        Client::with_retry(self.config(), quick()).unwrap()
-    }
-
     pub fn seen(&self) -> Vec<Seen> {
         self.seen.lock().unwrap().clone()
     }
@@ -111,12 +102,6 @@ impl Fake {
     pub fn connections(&self) -> usize {
         *self.connections.lock().unwrap()
     }
-}
-
-/// Repetition without waiting.
-pub fn quick() -> RetryPolicy {
-    let wait = std::time::Duration::from_millis(1);
-    RetryPolicy { max_retries: 3, initial_backoff: wait, max_backoff: wait }
 }
 
 async fn read(request: Request<Incoming>) -> Seen {

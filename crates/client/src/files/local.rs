@@ -1,0 +1,62 @@
+//! Files on this machine that are being written.
+
+use std::hash::{BuildHasher, RandomState};
+use std::path::{Path, PathBuf};
+
+use crate::error::{Error, Result};
+
+/// A file that takes its place when it is complete, and is removed when it is dropped before.
+#[derive(Debug)]
+pub(super) struct Part {
+    path: PathBuf,
+    target: PathBuf,
+    kept: bool,
+}
+
+impl Part {
+    /// Makes an empty file beside `target`, so that the last step is a rename.
+    pub(super) async fn create(target: &Path) -> Result<(Self, tokio::fs::File)> {
+        let failed = |source| Error::Io { path: target.display().to_string(), source };
+        if target.file_name().is_none() {
+            return Err(failed(std::io::ErrorKind::IsADirectory.into()));
+        }
+        let random = RandomState::new().hash_one(target);
+        let path = target.with_file_name(format!(".opensandbox-{random:016x}"));
+        let file = tokio::fs::OpenOptions::new().write(true).create_new(true).open(&path).await;
+        let part = Self { path, target: target.to_path_buf(), kept: false };
+        match file {
+            Ok(file) => Ok((part, file)),
+            Err(source) => {
+                let error = part.failed(source);
+                // Not ours to remove.
+                std::mem::forget(part);
+                Err(error)
+            }
+        }
+    }
+
+    pub(super) fn failed(&self, source: std::io::Error) -> Error {
+        Error::Io { path: self.target.display().to_string(), source }
+    }
+
+    /// Where the bytes are until [`Part::keep`].
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Puts the file in its place.
+    pub(super) async fn keep(mut self) -> Result<()> {
+        tokio::fs::rename(&self.path, &self.target).await.map_err(|source| self.failed(source))?;
+        self.kept = true;
+        Ok(())
+    }
+}
+
+impl Drop for Part {
+    fn drop(&mut self) {
+        if !self.kept {
+            // Nothing can be done about a leftover that cannot be removed.
+            let _ = std::fs::remove_file(&self.path);
+        }
+    }
+}
