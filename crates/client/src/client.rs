@@ -2,8 +2,11 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
-use osb_protocol::lifecycle::{API_KEY_HEADER, HealthResponse, REQUEST_ID_HEADER, VersionResponse};
+use osb_protocol::lifecycle::{
+    API_KEY_HEADER, HealthResponse, MetricsEvent, REQUEST_ID_HEADER, VersionResponse,
+};
 use reqwest::header::{HeaderMap, HeaderValue};
 use reqwest::{Method, RequestBuilder};
 use url::Url;
@@ -15,6 +18,9 @@ use crate::http;
 use crate::retry::RetryPolicy;
 use crate::sandbox::Sandbox;
 use crate::transport::Transport;
+
+/// How long [`Client::connect`] waits.
+const CONNECT_PATIENCE: Duration = Duration::from_secs(30);
 
 /// A server's API. Cheap to clone; clones share connections.
 #[derive(Debug, Clone)]
@@ -76,7 +82,15 @@ impl Client {
         &self.inner.config
     }
 
-    /// Prepares a sandbox from an image: a stored name, an alias or a registry reference.
+    /// Prepares a sandbox from an image: a stored name, an alias or a registry reference. See
+    /// [`CreateSandbox`] for all that can be set.
+    ///
+    /// ```no_run
+    /// # async fn example(client: opensandbox::Client) -> opensandbox::Result<()> {
+    /// let sandbox = client.create("python:3.12").env("A", "1").send().await?;
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn create(&self, image: impl Into<String>) -> CreateSandbox {
         CreateSandbox::from_image(self.clone(), image.into())
     }
@@ -86,12 +100,41 @@ impl Client {
         CreateSandbox::from_snapshot(self.clone(), snapshot_id.into())
     }
 
+    /// Prepares a sandbox from a template; see [`Client::templates`].
+    pub fn create_from_template(&self, template_id: impl Into<String>) -> CreateSandbox {
+        CreateSandbox::from_template(self.clone(), template_id.into())
+    }
+
     /// Prepares a sandbox from a request of the wire, for members that have no method of their own.
     pub fn create_with(&self, request: osb_protocol::lifecycle::CreateSandboxRequest) -> CreateSandbox {
         CreateSandbox::from_request(self.clone(), request)
     }
 
+    /// A handle on an existing sandbox whose daemon answers.
+    ///
+    /// ```no_run
+    /// # async fn example(client: opensandbox::Client) -> opensandbox::Result<()> {
+    /// let sandbox = client.connect("0b1d…").await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// When it does not exist, is not ready within half a minute, or the server cannot be reached.
+    pub async fn connect(&self, id: impl Into<String>) -> Result<Sandbox> {
+        let sandbox = self.sandbox(id);
+        sandbox.wait_ready(CONNECT_PATIENCE).await?;
+        Ok(sandbox)
+    }
+
     /// A handle on an existing sandbox. Nothing is asked of the server.
+    ///
+    /// ```no_run
+    /// # async fn example(client: opensandbox::Client) -> opensandbox::Result<()> {
+    /// client.sandbox("0b1d…").kill().await?;
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn sandbox(&self, id: impl Into<String>) -> Sandbox {
         Sandbox::new(self.clone(), id.into())
     }
@@ -128,6 +171,31 @@ impl Client {
         let request = self.transport().http.get(self.at_root("health")?);
         let _: HealthResponse = self.transport().json(request, self.config().request_timeout).await?;
         Ok(())
+    }
+
+    /// Tells the server how long a create took. Nothing is told unless you call this.
+    ///
+    /// ```no_run
+    /// # async fn example(client: opensandbox::Client) -> opensandbox::Result<()> {
+    /// use opensandbox::MetricsEvent;
+    ///
+    /// let event = MetricsEvent {
+    ///     event_type: "sandbox.create".to_owned(),
+    ///     sandbox_id: None,
+    ///     image: Some("host".to_owned()),
+    ///     create_duration_ms: 12,
+    ///     success: true,
+    /// };
+    /// client.report(&event).await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// When the server refuses or cannot be reached.
+    pub async fn report(&self, event: &MetricsEvent) -> Result<()> {
+        let request = self.request(Method::POST, &["metrics", "events"])?.json(event);
+        self.transport().done(request, self.config().request_timeout).await
     }
 
     /// Routes that have no form below `/v1`.

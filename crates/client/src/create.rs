@@ -4,12 +4,13 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use osb_protocol::lifecycle::{
-    CreateSandboxRequest, CreateSandboxResponse, ImageAuth, ImageSpec, NetworkPolicy, Volume,
+    CreateSandboxRequest, CreateSandboxResponse, CredentialProxyConfig, ImageAuth, ImageSpec, NetworkPolicy,
+    PlatformSpec, SandboxLifecycle, Volume,
 };
 use reqwest::Method;
 
 use crate::client::Client;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::sandbox::Sandbox;
 
 /// Lifetime unless another is asked for, as with all SDKs of this protocol.
@@ -45,6 +46,12 @@ impl CreateSandbox {
         Self::from_request(client, CreateSandboxRequest { snapshot_id: Some(id), ..defaults() })
     }
 
+    pub(crate) fn from_template(client: Client, id: String) -> Self {
+        // A template has its limits and its entrypoint; a request that names them is refused.
+        let request = CreateSandboxRequest { template_id: Some(id), resource_limits: None, ..defaults() };
+        Self::from_request(client, request)
+    }
+
     pub(crate) fn from_request(client: Client, request: CreateSandboxRequest) -> Self {
         Self { client, request, patience: DEFAULT_PATIENCE, ready: Some(DEFAULT_READY) }
     }
@@ -65,6 +72,16 @@ impl CreateSandbox {
         self
     }
 
+    /// Adds variables to the environment of entrypoint and commands.
+    pub fn envs<K: Into<String>, V: Into<String>>(
+        mut self,
+        variables: impl IntoIterator<Item = (K, V)>,
+    ) -> Self {
+        let variables = variables.into_iter().map(|(name, value)| (name.into(), Some(value.into())));
+        self.request.env.get_or_insert_default().extend(variables);
+        self
+    }
+
     /// Adds a label.
     pub fn metadata(mut self, key: impl Into<String>, value: impl Into<String>) -> Self {
         self.request.metadata.get_or_insert_default().insert(key.into(), value.into());
@@ -80,6 +97,41 @@ impl CreateSandbox {
     /// Sets a limit: `cpu` (`0.5`, `2`, `500m`), `memory` (`512Mi`) or another that the server knows.
     pub fn resource(mut self, name: impl Into<String>, amount: impl Into<String>) -> Self {
         self.request.resource_limits.get_or_insert_default().insert(name.into(), amount.into());
+        self
+    }
+
+    /// Sets what a scheduler puts aside, where there is one: `cpu`, `memory`.
+    pub fn resource_request(mut self, name: impl Into<String>, amount: impl Into<String>) -> Self {
+        self.request.resource_requests.get_or_insert_default().insert(name.into(), amount.into());
+        self
+    }
+
+    /// Operating system (`linux`) and processor (`amd64`, `arm64`) that it must run on.
+    pub fn platform(mut self, os: impl Into<String>, arch: impl Into<String>) -> Self {
+        self.request.platform = Some(PlatformSpec { os: os.into(), arch: arch.into() });
+        self
+    }
+
+    /// Its ports answer only to who sends the token that comes with an endpoint. This client sends it.
+    pub fn secure_access(mut self) -> Self {
+        self.request.secure_access = true;
+        self
+    }
+
+    /// Takes it from a pool of prepared ones; see [`Client::pools`].
+    pub fn pool(self, name: impl Into<String>) -> Self {
+        self.extension("poolRef", name)
+    }
+
+    /// Commands that run inside beside the entrypoint.
+    pub fn lifecycle(mut self, hooks: SandboxLifecycle) -> Self {
+        self.request.lifecycle = Some(hooks);
+        self
+    }
+
+    /// Credentials are put into outgoing requests, where the server can do that.
+    pub fn credential_proxy(mut self) -> Self {
+        self.request.credential_proxy = Some(CredentialProxyConfig { enabled: true });
         self
     }
 
@@ -140,7 +192,53 @@ impl CreateSandbox {
         &self.request
     }
 
+    /// Makes the sandbox, does something with it, and deletes it in the end, whatever became of that.
+    ///
+    /// ```no_run
+    /// # async fn example(client: opensandbox::Client) -> opensandbox::Result<()> {
+    /// let text = client
+    ///     .create("host")
+    ///     .run(async |sandbox| Ok(sandbox.shell("uname -a").output().await?.stdout))
+    ///     .await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// When the future is dropped before its end, the sandbox stays until its lifetime ends it.
+    ///
+    /// # Errors
+    /// As [`CreateSandbox::send`], and what `work` gives.
+    pub async fn run<T, E: From<Error>>(
+        self,
+        work: impl AsyncFnOnce(&Sandbox) -> Result<T, E>,
+    ) -> Result<T, E> {
+        let sandbox = self.send().await?;
+        let result = work(&sandbox).await;
+        match sandbox.kill().await {
+            // It may have ended by itself, or been killed by the work.
+            Err(error) if result.is_ok() && !error.is_not_found() => Err(error.into()),
+            _ => result,
+        }
+    }
+
     /// Makes the sandbox. If it is made but does not become ready, it is deleted again.
+    ///
+    /// ```no_run
+    /// # async fn example(client: opensandbox::Client) -> opensandbox::Result<()> {
+    /// use std::time::Duration;
+    ///
+    /// let sandbox = client
+    ///     .create("python:3.12")
+    ///     .env("STAGE", "test")
+    ///     .metadata("team", "search")
+    ///     .resource("memory", "512Mi")
+    ///     .timeout(Duration::from_secs(900))
+    ///     .send()
+    ///     .await?;
+    /// println!("{}", sandbox.id());
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// Not cancel safe: when the future is dropped before the server has answered, the sandbox may exist; its
     /// lifetime then ends it.
@@ -195,6 +293,11 @@ mod tests {
                 "secureAccess": false,
             })
         );
+        let request = client().create_from_template("t");
+        assert_eq!(
+            serde_json::to_value(request.request()).unwrap(),
+            serde_json::json!({"templateId": "t", "timeout": 600, "secureAccess": false})
+        );
         let request = client().create_from_snapshot("s").no_timeout();
         assert_eq!(
             serde_json::to_value(request.request()).unwrap(),
@@ -217,6 +320,13 @@ mod tests {
             .metadata("team", "x")
             .extension("access.renew.extend.seconds", "300")
             .resource("cpu", "500m")
+            .resource_request("cpu", "100m")
+            .platform("linux", "arm64")
+            .pool("small")
+            .secure_access()
+            .credential_proxy()
+            .lifecycle(SandboxLifecycle::default())
+            .network_policy(NetworkPolicy::default())
             .timeout(Duration::from_secs(90));
         assert_eq!(
             serde_json::to_value(request.request()).unwrap(),
@@ -225,10 +335,15 @@ mod tests {
                 "entrypoint": ["sleep", "9"],
                 "env": {"A": "1", "B": "2"},
                 "metadata": {"team": "x"},
-                "extensions": {"access.renew.extend.seconds": "300"},
+                "extensions": {"access.renew.extend.seconds": "300", "poolRef": "small"},
                 "timeout": 90,
                 "resourceLimits": {"cpu": "500m", "memory": "2Gi"},
-                "secureAccess": false,
+                "resourceRequests": {"cpu": "100m"},
+                "platform": {"os": "linux", "arch": "arm64"},
+                "credentialProxy": {"enabled": true},
+                "lifecycle": {},
+                "networkPolicy": {"egress": []},
+                "secureAccess": true,
             })
         );
     }

@@ -5,6 +5,8 @@ use std::time::Duration;
 use osb_protocol::error::ErrorBody;
 use osb_protocol::execd::code;
 
+use crate::output::Output;
+
 /// Result of this crate's calls.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
@@ -55,6 +57,9 @@ pub enum Error {
     /// A background command could not be executed.
     #[error("command could not be started: {0}")]
     NotStarted(String),
+    /// A command ended with another exit code than 0; see [`Output::checked`].
+    #[error("{}", failed(.0))]
+    Failed(Box<Output>),
     /// The sandbox was not ready in time.
     #[error("sandbox {id} was not ready within {}", in_words(*.limit))]
     NotReady {
@@ -66,6 +71,14 @@ pub enum Error {
     /// The sandbox has ended and will not come to what was waited for.
     #[error("sandbox {id} has ended: {reason}")]
     Ended {
+        /// Which.
+        id: String,
+        /// What the server says of it.
+        reason: String,
+    },
+    /// A snapshot could not be made.
+    #[error("snapshot {id} failed: {reason}")]
+    SnapshotFailed {
         /// Which.
         id: String,
         /// What the server says of it.
@@ -278,6 +291,19 @@ fn retry_after(value: &str) -> Option<Duration> {
     let at = jiff::fmt::rfc2822::parse(value).ok()?.timestamp();
     let left = at.duration_since(jiff::Timestamp::now());
     Some(Duration::try_from(left).unwrap_or_default())
+}
+
+/// How a command failed, with the last thing it complained of.
+fn failed(output: &Output) -> String {
+    let how = match (output.exit.code, &output.exit.error) {
+        (Some(code), _) => format!("command ended with exit code {code}"),
+        (None, Some(error)) => format!("command could not be run: {}", error.evalue),
+        (None, None) => "command did not end".to_owned(),
+    };
+    match output.stderr.lines().rfind(|line| !line.trim().is_empty()) {
+        Some(line) => format!("{how}: {}", line.chars().take(SHOWN_BODY).collect::<String>()),
+        None => how,
+    }
 }
 
 /// A duration as people say it.

@@ -36,6 +36,7 @@
 //! A sandbox is not deleted when its handle is dropped: call [`Sandbox::kill`], or let its lifetime end it.
 
 mod client;
+mod code;
 mod command;
 mod config;
 mod create;
@@ -44,16 +45,25 @@ mod error;
 mod events;
 mod files;
 pub mod http;
+mod isolated;
 mod items;
 mod lines;
 mod list;
 mod metrics;
+mod network;
+mod output;
+mod pools;
 mod retry;
 mod sandbox;
+mod session;
+mod snapshots;
+mod templates;
+mod terminal;
 mod transport;
 
 pub use client::Client;
-pub use command::{Command, CommandEvent, CommandStream, Exit, Joiner, Logs, Output};
+pub use code::{Cell, Code, CodeEvent, CodeOutput, CodeResult, CodeStream};
+pub use command::{Command, Logs};
 pub use config::{
     Config, Credentials, DEFAULT_DOMAIN, DEFAULT_REQUEST_TIMEOUT, DEFAULT_USER_AGENT, Protocol, Settings,
     credentials_files, env,
@@ -65,13 +75,31 @@ pub use events::{EventParser, ParseError};
 pub use files::{
     Download, Files, Skipped, TreeOptions, TreeProgress, TreeSummary, Upload, mode_bits, mode_digits,
 };
+pub use isolated::{IsolatedRun, IsolatedSession, Isolation};
 pub use items::Items;
 pub use list::ListFilter;
+pub use network::Service;
 pub use osb_protocol as protocol;
-pub use osb_protocol::execd::{CommandStatus, FileInfo, FileKind, Metrics, Permission, Rename, Replacement};
-pub use osb_protocol::lifecycle::{
-    DiagnosticContentResponse as DiagnosticContent, Endpoint, ListSandboxesResponse, Sandbox as SandboxInfo,
-    SandboxState, SandboxStatus,
+pub use osb_protocol::execd::{
+    CodeContext, CommandStatus, ExecutionError, FileInfo, FileKind, IsolatedRunStarted, IsolatedRunStatus,
+    IsolatedSessionSpec, IsolatedSessionState, IsolatedSessionSummary, IsolatedWorkspace,
+    IsolationCapabilities, Metrics, Permission, Rename, Replacement, TerminalStatus,
 };
+pub use osb_protocol::lifecycle::{
+    CreateFsbTemplateRequest as CreateTemplateRequest, CreatePoolRequest, CreateSandboxRequest,
+    DiagnosticContentResponse as DiagnosticContent, Endpoint, FsbTemplate as Template, HostVolume,
+    LifecycleHook, ListSandboxesResponse, MetricsEvent, NetworkPolicy, NetworkRule, OssfsVolume,
+    PaginationInfo, PeriodicLifecycleHook, PolicyAction, PolicyStatusResponse, PoolCapacitySpec,
+    PoolResponse as Pool, PvcVolume, Sandbox as SandboxInfo, SandboxLifecycle, SandboxState, SandboxStatus,
+    Snapshot, SnapshotStatus, Volume,
+};
+pub use output::{CommandEvent, CommandStream, Exit, Joiner, Output};
+pub use pools::Pools;
 pub use retry::{Jitter, Observer, RetryCause, RetryEvent, RetryPolicy};
 pub use sandbox::Sandbox;
+pub use session::{Session, SessionCommand};
+pub use snapshots::{SnapshotFilter, Snapshots};
+pub use templates::{TemplateFilter, Templates};
+pub use terminal::{
+    Attach, Terminal, TerminalConnection, TerminalEvent, TerminalReceiver, TerminalSender, TerminalSignal,
+};

@@ -1,7 +1,5 @@
 //! Sending one request: repetition, time limits, and turning whatever comes back into a value or an error.
 
-use std::hash::{BuildHasher, RandomState};
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
@@ -216,11 +214,9 @@ fn without_query(url: &url::Url) -> String {
     url.into()
 }
 
-/// An id that no other request has. Nothing rests on its being secret.
+/// An id that no other request has.
 fn new_request_id() -> HeaderValue {
-    static NUMBER: AtomicU64 = AtomicU64::new(0);
-    let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-    let random = RandomState::new().hash_one(number);
-    HeaderValue::from_str(&format!("{random:016x}{number:08x}"))
-        .unwrap_or_else(|_| HeaderValue::from_static("0"))
+    let id = uuid::Uuid::new_v4().simple().to_string();
+    // Hexadecimal digits can always be sent.
+    HeaderValue::try_from(id).unwrap_or_else(|_| HeaderValue::from_static("-"))
 }

@@ -1,8 +1,24 @@
 //! Wire types of `execd`, the daemon inside a sandbox: event streams, commands, files, metrics.
 
+mod code_cell;
+mod isolated;
+mod session;
+
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Deserializer, Serialize};
+
+pub use code_cell::{CodeContext, CodeContextRequest, RunCodeRequest};
+pub use isolated::{
+    BindMount, EnvPassthrough, Hardening, HardeningLayer, ISOLATED_TAIL_CURSOR_HEADER, IsolatedOverlay,
+    IsolatedRunRequest, IsolatedRunStarted, IsolatedRunStatus, IsolatedSessionCreated, IsolatedSessionSpec,
+    IsolatedSessionState, IsolatedSessionSummary, IsolatedWorkspace, IsolationCapabilities,
+    ListIsolatedSessionsResponse,
+};
+pub use session::{
+    CreateSessionRequest, RunInSessionRequest, SessionCreated, TerminalMessage, TerminalRequest,
+    TerminalStatus, frame,
+};
 
 /// Header with the daemon's access token.
 pub const ACCESS_TOKEN_HEADER: &str = "x-execd-access-token";
@@ -57,8 +73,8 @@ pub struct Event {
     pub execution_time: Option<u64>,
     /// Unix milliseconds.
     pub timestamp: i64,
-    /// MIME bundle of a result; all values are strings.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// MIME bundle of a result. All values are strings; others are read as their JSON text.
+    #[serde(default, deserialize_with = "texts", skip_serializing_if = "Option::is_none")]
     pub results: Option<BTreeMap<String, String>>,
     /// Set in `error`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -269,4 +285,13 @@ fn rounded_up<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Erro
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
     let whole = number.ceil() as u64;
     Ok(whole)
+}
+
+fn texts<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<BTreeMap<String, String>>, D::Error> {
+    let values = Option::<BTreeMap<String, serde_json::Value>>::deserialize(deserializer)?;
+    let text = |value| match value {
+        serde_json::Value::String(text) => text,
+        other => other.to_string(),
+    };
+    Ok(values.map(|values| values.into_iter().map(|(kind, value)| (kind, text(value))).collect()))
 }

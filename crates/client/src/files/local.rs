@@ -1,6 +1,5 @@
 //! Files on this machine that are being written.
 
-use std::hash::{BuildHasher, RandomState};
 use std::path::{Path, PathBuf};
 
 use crate::error::{Error, Result};
@@ -20,8 +19,7 @@ impl Part {
         if target.file_name().is_none() {
             return Err(failed(std::io::ErrorKind::IsADirectory.into()));
         }
-        let random = RandomState::new().hash_one(target);
-        let path = target.with_file_name(format!(".opensandbox-{random:016x}"));
+        let path = target.with_file_name(format!(".opensandbox-{}", uuid::Uuid::new_v4().simple()));
         let file = tokio::fs::OpenOptions::new().write(true).create_new(true).open(&path).await;
         let part = Self { path, target: target.to_path_buf(), kept: false };
         match file {

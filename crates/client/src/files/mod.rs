@@ -68,7 +68,8 @@ pub fn mode_digits(mode: u32) -> u32 {
 /// The permission bits that such digits stand for; digits above 7 count modulo 8.
 #[must_use]
 pub fn mode_bits(digits: u32) -> u32 {
-    (digits / 100 % 10 & 7) << 6 | (digits / 10 % 10 & 7) << 3 | (digits % 10 & 7)
+    let digit = |place: u32| digits / place % 10 % 8;
+    (digit(100) << 6) | (digit(10) << 3) | digit(1)
 }
 
 impl<'a> Files<'a> {

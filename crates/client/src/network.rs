@@ -1,0 +1,122 @@
+//! Which destinations a sandbox may reach, and how it is reached.
+
+use osb_protocol::lifecycle::{Endpoint, NetworkPolicy, NetworkRule, PolicyStatusResponse};
+use osb_protocol::time::WireTime;
+use reqwest::header::HeaderMap;
+use reqwest::{Method, RequestBuilder};
+use url::Url;
+
+use crate::client::{endpoint_headers, parse_base};
+use crate::error::Result;
+use crate::sandbox::Sandbox;
+
+/// Where a port of a sandbox is, ready for an HTTP client.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Service {
+    /// URL of the port's root.
+    pub url: Url,
+    /// To be sent with every request.
+    pub headers: HeaderMap,
+}
+
+impl Sandbox {
+    /// The address of a port inside as a URL, with the headers to send along.
+    ///
+    /// ```no_run
+    /// # async fn example(sandbox: opensandbox::Sandbox) -> opensandbox::Result<()> {
+    /// let service = sandbox.service(8000).await?;
+    /// println!("curl {}", service.url);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// When the sandbox does not exist or the server cannot be reached.
+    pub async fn service(&self, port: u16) -> Result<Service> {
+        let Endpoint { endpoint, headers } = self.endpoint(port).await?;
+        let url = parse_base(&format!("{}://{endpoint}/", self.config().protocol.as_str()))?;
+        Ok(Service { url, headers: endpoint_headers(&headers.unwrap_or_default())? })
+    }
+
+    /// The address of a port inside that anybody may use until `expires`, where the server has a gateway for it.
+    ///
+    /// ```no_run
+    /// # async fn example(sandbox: opensandbox::Sandbox) -> opensandbox::Result<()> {
+    /// use opensandbox::protocol::time::WireTime;
+    ///
+    /// if let Some(in_an_hour) = WireTime::now().plus_seconds(3600) {
+    ///     println!("https://{}", sandbox.signed_endpoint(8000, in_an_hour).await?.endpoint);
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// When the sandbox does not exist, the server has no gateway, or it cannot be reached.
+    pub async fn signed_endpoint(&self, port: u16, expires: WireTime) -> Result<Endpoint> {
+        let request = self
+            .client()
+            .request(Method::GET, &["sandboxes", self.id(), "endpoints", &port.to_string()])?
+            .query(&[("expires", expires.timestamp().as_second())]);
+        self.transport().json(request, self.config().request_timeout).await
+    }
+
+    /// Which destinations it may reach.
+    ///
+    /// ```no_run
+    /// # async fn example(sandbox: opensandbox::Sandbox) -> opensandbox::Result<()> {
+    /// println!("{:?}", sandbox.network_policy().await?.policy);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// When the sandbox does not exist, has no policy of its own, or the server cannot be reached.
+    pub async fn network_policy(&self) -> Result<PolicyStatusResponse> {
+        let request = self.policy(Method::GET)?;
+        self.transport().json(request, self.config().request_timeout).await
+    }
+
+    /// Replaces the policy.
+    ///
+    /// ```no_run
+    /// # async fn example(sandbox: opensandbox::Sandbox) -> opensandbox::Result<()> {
+    /// use opensandbox::{NetworkPolicy, NetworkRule, PolicyAction};
+    ///
+    /// let pypi = NetworkRule { action: PolicyAction::Allow, target: "pypi.org".to_owned() };
+    /// let policy = NetworkPolicy { default_action: Some(PolicyAction::Deny), egress: vec![pypi] };
+    /// sandbox.set_network_policy(&policy).await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Sandbox::network_policy`], and when a rule cannot be right.
+    pub async fn set_network_policy(&self, policy: &NetworkPolicy) -> Result<PolicyStatusResponse> {
+        let request = self.policy(Method::PUT)?.json(policy);
+        self.transport().json(request, self.config().request_timeout).await
+    }
+
+    /// Adds rules; one for a target that has a rule replaces it.
+    ///
+    /// # Errors
+    /// As [`Sandbox::set_network_policy`].
+    pub async fn add_network_rules(&self, rules: &[NetworkRule]) -> Result<PolicyStatusResponse> {
+        let request = self.policy(Method::PATCH)?.json(rules);
+        self.transport().json(request, self.config().request_timeout).await
+    }
+
+    /// Removes the rules for these targets.
+    ///
+    /// # Errors
+    /// As [`Sandbox::network_policy`].
+    pub async fn remove_network_rules<T: AsRef<str>>(&self, targets: &[T]) -> Result<PolicyStatusResponse> {
+        let targets: Vec<&str> = targets.iter().map(AsRef::as_ref).collect();
+        let request = self.policy(Method::DELETE)?.json(&targets);
+        self.transport().json(request, self.config().request_timeout).await
+    }
+
+    fn policy(&self, method: Method) -> Result<RequestBuilder> {
+        self.client().request(method, &["sandboxes", self.id(), "networkpolicy"])
+    }
+}
