@@ -3,13 +3,15 @@
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
-use osb_client::{Command, CommandEvent, Exit, Joiner, Sandbox};
+use osb_client::{Command, CommandEvent, CommandStatus, Exit, Joiner, Sandbox};
 use serde_json::json;
 
+use crate::args::{OutputArg, RawOutputArg, SandboxArg, key_value};
 use crate::duration::parse as parse_duration;
 use crate::exit;
-use crate::output::{Cell, Format};
-use crate::sandbox::{SandboxArg, key_value};
+use crate::later::{SessionAction, later};
+use crate::logs;
+use crate::output::{Cell, RawFormat};
 use crate::settings::Context;
 use crate::signals::Signals;
 use crate::streams::Streams;
@@ -25,9 +27,8 @@ pub enum CommandAction {
         sandbox: SandboxArg,
         /// Id of the command
         execution_id: String,
-        /// Form of the output
-        #[arg(short, long, value_enum, default_value_t)]
-        output: Format,
+        #[command(flatten)]
+        output: OutputArg,
     },
     /// Show what a background command wrote
     Logs {
@@ -38,10 +39,15 @@ pub enum CommandAction {
         /// Where to go on, as an earlier call told
         #[arg(long, value_name = "N")]
         cursor: Option<u64>,
-        /// Form of the output; table is the bare text
-        #[arg(short, long, value_enum, default_value_t)]
-        output: Format,
+        /// Go on until the command ends; its exit code becomes this program's
+        #[arg(short, long)]
+        follow: bool,
+        #[command(flatten)]
+        output: RawOutputArg,
     },
+    /// Shells that keep their variables and directory
+    #[command(subcommand)]
+    Session(SessionAction),
     /// End a command and all it started
     #[command(visible_alias = "kill")]
     Interrupt {
@@ -49,9 +55,8 @@ pub enum CommandAction {
         sandbox: SandboxArg,
         /// Id of the command
         execution_id: String,
-        /// Form of the output
-        #[arg(short, long, value_enum, default_value_t)]
-        output: Format,
+        #[command(flatten)]
+        output: OutputArg,
     },
 }
 
@@ -67,19 +72,27 @@ pub(crate) struct ProgramArgs {
     /// Run as this user: UID or UID:GID
     #[arg(short, long, value_name = "UID[:GID]", value_parser = parse_user)]
     user: Option<(u32, Option<u32>)>,
-    /// Pass a single word on as a program's name, even if it has blanks
-    #[arg(long)]
-    argv: bool,
-    /// Program and arguments, passed on as they are; one word with blanks is text for the shell
-    #[arg(last = true, required = true, value_name = "COMMAND")]
-    words: Vec<String>,
+}
+
+/// What is to be executed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Program {
+    /// Text for the shell of the sandbox.
+    Shell(String),
+    /// A program and its arguments.
+    Argv(Vec<String>),
 }
 
 impl ProgramArgs {
-    pub(crate) fn build(self, sandbox: &Sandbox, env: Vec<(String, String)>) -> Command {
-        let mut command = match &self.words[..] {
-            [text] if !self.argv && text.contains(char::is_whitespace) => sandbox.shell(text),
-            _ => sandbox.argv(self.words),
+    pub(crate) fn build(
+        self,
+        program: Program,
+        sandbox: &Sandbox,
+        env: impl IntoIterator<Item = (String, String)>,
+    ) -> Command {
+        let mut command = match program {
+            Program::Shell(text) => sandbox.shell(text),
+            Program::Argv(words) => sandbox.argv(words),
         };
         if let Some(workdir) = self.workdir {
             command = command.cwd(workdir);
@@ -94,6 +107,35 @@ impl ProgramArgs {
         };
         env.into_iter().fold(command, |command, (name, value)| command.env(name, value))
     }
+}
+
+impl Program {
+    /// The words as a program and its arguments; one word with blanks is text for the shell.
+    pub(crate) fn from_words(words: Vec<String>, argv: bool) -> Self {
+        match &words[..] {
+            [text] if !argv && text.contains(char::is_whitespace) => Self::Shell(text.clone()),
+            _ => Self::Argv(words),
+        }
+    }
+
+    /// As [`Program::from_words`], but by way of the shell, which has commands of its own such as `cd`.
+    fn through_shell(words: Vec<String>, argv: bool) -> Self {
+        match Self::from_words(words, argv) {
+            Self::Argv(words) if !argv => {
+                Self::Shell(words.iter().map(|word| quoted(word)).collect::<Vec<_>>().join(" "))
+            }
+            other => other,
+        }
+    }
+}
+
+/// A word as a shell reads it back.
+pub(crate) fn quoted(word: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "_@%+=:,./-".contains(c);
+    if !word.is_empty() && word.chars().all(plain) {
+        return word.to_owned();
+    }
+    format!("'{}'", word.replace('\'', r#"'"'"'"#))
 }
 
 fn parse_user(text: &str) -> Result<(u32, Option<u32>), String> {
@@ -115,11 +157,17 @@ pub struct RunArgs {
     /// Variable for the command; may be repeated
     #[arg(short, long, value_name = "KEY=VALUE", value_parser = key_value)]
     env: Vec<(String, String)>,
-    /// Form of the output of --background
-    #[arg(short, long, value_enum, requires = "background")]
-    output: Option<Format>,
+    /// Pass all words on as they are, without a shell
+    #[arg(long)]
+    argv: bool,
+    /// Form of the output: raw, or with --background table, json or yaml
+    #[arg(short, long, value_enum, value_name = "FORMAT")]
+    output: Option<RawFormat>,
     #[command(flatten)]
     program: ProgramArgs,
+    /// The command, best behind --; one word with blanks is text for the shell
+    #[arg(required = true, trailing_var_arg = true, value_name = "COMMAND")]
+    words: Vec<String>,
 }
 
 pub(crate) async fn run(
@@ -129,21 +177,36 @@ pub(crate) async fn run(
 ) -> anyhow::Result<u8> {
     match action {
         CommandAction::Run(args) => {
+            let structured = args.output.map(RawFormat::structured);
             let sandbox = args.sandbox.handle(context);
-            let command = args.program.build(&sandbox, args.env);
-            if args.background {
-                let id = command.start().await?;
-                let json = json!({"execution_id": id, "sandbox_id": sandbox.id(), "mode": "background"});
-                let properties = vec![
-                    ("execution_id", Cell::from(&id)),
-                    ("sandbox_id", Cell::from(sandbox.id())),
-                    ("mode", Cell::from("background")),
-                ];
-                context.printer(args.output.unwrap_or_default()).object(streams, properties, &json).await?;
-                return Ok(exit::SUCCESS);
+            let program = Program::through_shell(args.words, args.argv);
+            let command = args.program.build(program, &sandbox, args.env);
+            if !args.background {
+                if let Some(Some(_)) = structured {
+                    return usage(
+                        "-o other than raw needs --background: output is passed on as it comes",
+                        streams,
+                    )
+                    .await;
+                }
+                return foreground(&sandbox, command, streams).await;
             }
-            foreground(&sandbox, command, streams).await
+            let format = match structured {
+                None => crate::output::Format::default(),
+                Some(Some(format)) => format,
+                Some(None) => return usage("-o raw does not go with --background", streams).await,
+            };
+            let id = command.start().await?;
+            let json = json!({"execution_id": id, "sandbox_id": sandbox.id(), "mode": "background"});
+            let properties = vec![
+                ("execution_id", Cell::from(&id)),
+                ("sandbox_id", Cell::from(sandbox.id())),
+                ("mode", Cell::from("background")),
+            ];
+            context.printer(format).object(streams, properties, &json).await?;
+            Ok(exit::SUCCESS)
         }
+        CommandAction::Session(action) => Err(later(action.name(), "shell sessions")),
         CommandAction::Status { sandbox, execution_id, output } => {
             let status = sandbox.handle(context).command_status(&execution_id).await?;
             let properties = vec![
@@ -155,17 +218,25 @@ pub(crate) async fn run(
                 ("started_at", Cell::from(&status.started_at)),
                 ("finished_at", Cell::optional(status.finished_at.as_ref())),
             ];
-            context.printer(output).object(streams, properties, &status).await?;
+            context.printer(output.output).object(streams, properties, &status_json(&status)).await?;
             Ok(exit::SUCCESS)
         }
-        CommandAction::Logs { sandbox, execution_id, cursor, output } => {
-            let logs = sandbox.handle(context).command_logs(&execution_id, cursor).await?;
-            match output {
-                Format::Table => streams.out(&logs.content).await?,
-                Format::Json => {
+        CommandAction::Logs { sandbox, execution_id, cursor, follow, output } => {
+            let sandbox = sandbox.handle(context);
+            let structured = output.output.structured();
+            if follow {
+                if !matches!(output.output, RawFormat::Raw | RawFormat::Table) {
+                    return usage("--follow passes the text on: leave out -o", streams).await;
+                }
+                return logs::follow_command(&sandbox, &execution_id, cursor, streams).await;
+            }
+            let logs = sandbox.command_logs(&execution_id, cursor).await?;
+            match structured {
+                None | Some(crate::output::Format::Table) => streams.out(&logs.content).await?,
+                Some(format) => {
                     let content = String::from_utf8_lossy(&logs.content);
                     let json = json!({"content": content, "cursor": logs.cursor});
-                    context.printer(output).object(streams, Vec::new(), &json).await?;
+                    context.printer(format).data(streams, &json).await?;
                 }
             }
             Ok(exit::SUCCESS)
@@ -173,10 +244,29 @@ pub(crate) async fn run(
         CommandAction::Interrupt { sandbox, execution_id, output } => {
             sandbox.handle(context).interrupt(&execution_id).await?;
             let message = format!("command {execution_id} interrupted");
-            context.printer(output).done(streams, &message).await?;
+            context.printer(output.output).done(streams, &message).await?;
             Ok(exit::SUCCESS)
         }
     }
+}
+
+/// A command line that only this command finds wrong.
+async fn usage(text: &str, streams: &mut Streams) -> anyhow::Result<u8> {
+    streams.err(format!("error: {text}\n").as_bytes()).await?;
+    Ok(exit::USAGE)
+}
+
+/// A status with every member, also those that are not known.
+fn status_json(status: &CommandStatus) -> serde_json::Value {
+    json!({
+        "id": status.id,
+        "content": status.content,
+        "running": status.running,
+        "exit_code": status.exit_code,
+        "error": status.error,
+        "started_at": status.started_at,
+        "finished_at": status.finished_at,
+    })
 }
 
 /// Follows a command in a sandbox that stays. A signal ends the command too: it is this program's to the person
@@ -299,6 +389,26 @@ pub(crate) async fn finish(exit: &Exit, streams: &mut Streams) -> anyhow::Result
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn words_become_what_a_shell_reads_back() {
+        let through = |words: &[&str], argv| {
+            Program::through_shell(words.iter().map(|word| (*word).to_owned()).collect(), argv)
+        };
+        let shell = |text: &str| Program::Shell(text.to_owned());
+        assert_eq!(through(&["cd", "/tmp"], false), shell("cd /tmp"));
+        assert_eq!(
+            through(&["A=1", "echo", "$HOME", "it's", ""], false),
+            shell("A=1 echo '$HOME' 'it'\"'\"'s' ''")
+        );
+        assert_eq!(through(&["echo hi | cat"], false), shell("echo hi | cat"));
+        assert_eq!(through(&["ls"], false), shell("ls"));
+        assert_eq!(through(&["a b"], true), Program::Argv(vec!["a b".to_owned()]));
+        assert_eq!(
+            Program::from_words(vec!["a".to_owned(), "b c".to_owned()], false),
+            Program::Argv(vec!["a".to_owned(), "b c".to_owned()])
+        );
+    }
 
     #[test]
     fn users() {

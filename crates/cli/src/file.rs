@@ -1,20 +1,20 @@
 //! `osb file`: files in a sandbox.
 
 use std::collections::BTreeMap;
-use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
 use clap::{Args, Subcommand};
-use osb_client::{Download, FileInfo, Permission, Rename, Replacement, Upload};
+use osb_client::{FileInfo, Permission, Rename, Replacement, Upload};
 use serde_json::json;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::AsyncReadExt as _;
 
+use crate::args::{OnlyRawArg, OutputArg, SandboxArg};
 use crate::exit;
-use crate::output::{Cell, Format};
-use crate::sandbox::SandboxArg;
+use crate::output::Cell;
 use crate::settings::Context;
 use crate::streams::Streams;
+use crate::transfer::{self, Access};
 
 /// What to do with files.
 #[derive(Debug, Clone, Subcommand)]
@@ -25,6 +25,10 @@ pub enum FileAction {
         sandbox: SandboxArg,
         /// File in the sandbox
         path: String,
+        #[command(flatten)]
+        encoding: EncodingArg,
+        #[command(flatten)]
+        output: OnlyRawArg,
     },
     /// Write text, or standard input, to a file
     Write {
@@ -34,38 +38,48 @@ pub enum FileAction {
         path: String,
         /// The text; without it standard input is read
         #[arg(short, long)]
+        #[arg(allow_hyphen_values = true)]
         content: Option<String>,
         #[command(flatten)]
+        encoding: EncodingArg,
+        #[command(flatten)]
         access: AccessArgs,
-        /// Form of the output
-        #[arg(short, long, value_enum, default_value_t)]
-        output: Format,
+        #[command(flatten)]
+        output: OutputArg,
     },
-    /// Copy a local file into the sandbox
+    /// Copy a local file, or with -r a directory, into the sandbox
     Upload {
         #[command(flatten)]
         sandbox: SandboxArg,
-        /// Local file
+        /// Local file or directory
+        #[arg(value_name = "LOCAL_PATH")]
         local: PathBuf,
-        /// File in the sandbox; missing directories are made
+        /// Its path in the sandbox; missing directories are made
+        #[arg(value_name = "REMOTE_PATH")]
         remote: String,
+        /// Copy a directory with all it holds
+        #[arg(short, long)]
+        recursive: bool,
         #[command(flatten)]
         access: AccessArgs,
-        /// Form of the output
-        #[arg(short, long, value_enum, default_value_t)]
-        output: Format,
+        #[command(flatten)]
+        output: OutputArg,
     },
-    /// Copy a file out of the sandbox
+    /// Copy a file, or with -r a directory, out of the sandbox
     Download {
         #[command(flatten)]
         sandbox: SandboxArg,
-        /// File in the sandbox
+        /// File or directory in the sandbox
+        #[arg(value_name = "REMOTE_PATH")]
         remote: String,
-        /// Local file, replaced only when all has come; - is standard output
+        /// Local path, replaced only when all has come; - is standard output
+        #[arg(value_name = "LOCAL_PATH")]
         local: PathBuf,
-        /// Form of the output
-        #[arg(short, long, value_enum, default_value_t)]
-        output: Format,
+        /// Copy a directory with all it holds
+        #[arg(short, long)]
+        recursive: bool,
+        #[command(flatten)]
+        output: OutputArg,
     },
     /// List a directory
     Ls {
@@ -76,9 +90,8 @@ pub enum FileAction {
         /// Levels to go down
         #[arg(long, default_value_t = 1)]
         depth: u32,
-        /// Form of the output
-        #[arg(short, long, value_enum, default_value_t)]
-        output: Format,
+        #[command(flatten)]
+        output: OutputArg,
     },
     /// Remove files
     Rm {
@@ -105,9 +118,8 @@ pub enum FileAction {
         source: String,
         /// New path; must not exist
         destination: String,
-        /// Form of the output
-        #[arg(short, long, value_enum, default_value_t)]
-        output: Format,
+        #[command(flatten)]
+        output: OutputArg,
     },
     /// Find files by name
     Search {
@@ -118,9 +130,8 @@ pub enum FileAction {
         /// Glob such as *.txt
         #[arg(short, long)]
         pattern: String,
-        /// Form of the output
-        #[arg(short, long, value_enum, default_value_t)]
-        output: Format,
+        #[command(flatten)]
+        output: OutputArg,
     },
     /// Show size, owner, mode and times
     Info {
@@ -142,9 +153,8 @@ pub enum FileAction {
         /// Name or number
         #[arg(long)]
         group: Option<String>,
-        /// Form of the output
-        #[arg(short, long, value_enum, default_value_t)]
-        output: Format,
+        #[command(flatten)]
+        output: OutputArg,
     },
     /// Replace text in a file, everywhere it stands
     Replace {
@@ -158,9 +168,8 @@ pub enum FileAction {
         /// Text to put there
         #[arg(long, allow_hyphen_values = true)]
         new: String,
-        /// Form of the output
-        #[arg(short, long, value_enum, default_value_t)]
-        output: Format,
+        #[command(flatten)]
+        output: OutputArg,
     },
 }
 
@@ -172,9 +181,23 @@ pub struct PathsArgs {
     /// Paths in the sandbox
     #[arg(required = true, value_name = "PATH")]
     paths: Vec<String>,
-    /// Form of the output
-    #[arg(short, long, value_enum, default_value_t)]
-    output: Format,
+    #[command(flatten)]
+    output: OutputArg,
+}
+
+/// `--encoding`: bytes are passed on as they are, which is right for UTF-8.
+#[derive(Debug, Clone, Args)]
+pub struct EncodingArg {
+    /// utf-8; other encodings are not converted
+    #[arg(long, value_name = "NAME", value_parser = parse_encoding)]
+    encoding: Option<()>,
+}
+
+fn parse_encoding(text: &str) -> Result<(), String> {
+    match text.to_ascii_lowercase().replace('_', "-").as_str() {
+        "utf-8" | "utf8" | "ascii" | "us-ascii" => Ok(()),
+        _ => Err("text is passed on as it is; use utf-8, and convert with iconv".to_owned()),
+    }
 }
 
 /// Mode and owner of what is made.
@@ -191,24 +214,15 @@ pub struct AccessArgs {
     group: Option<String>,
 }
 
-impl AccessArgs {
-    fn apply(self, mut upload: Upload) -> Upload {
-        if let Some(mode) = self.mode {
-            upload = upload.mode(mode);
-        }
-        if let Some(owner) = self.owner {
-            upload = upload.owner(owner);
-        }
-        if let Some(group) = self.group {
-            upload = upload.group(group);
-        }
-        upload
+impl From<AccessArgs> for Access {
+    fn from(args: AccessArgs) -> Self {
+        Self { mode: args.mode, owner: args.owner, group: args.group }
     }
+}
 
-    fn permission(self) -> Permission {
-        let mode = self.mode.map_or(0, osb_client::mode_digits);
-        Permission { mode, owner: self.owner, group: self.group }
-    }
+fn permission(access: Access) -> Permission {
+    let mode = access.mode.map_or(0, osb_client::mode_digits);
+    Permission { mode, owner: access.owner, group: access.group }
 }
 
 /// Permission bits from their octal digits.
@@ -222,11 +236,11 @@ fn parse_mode(text: &str) -> Result<u32, String> {
 
 pub(crate) async fn run(context: &Context, action: FileAction, streams: &mut Streams) -> anyhow::Result<u8> {
     match action {
-        FileAction::Cat { sandbox, path } => {
+        FileAction::Cat { sandbox, path, .. } => {
             let sandbox = sandbox.handle(context);
-            to_stdout(sandbox.files().download(&path).await?, streams).await?;
+            transfer::to_stdout(sandbox.files().download(&path).await?, streams).await?;
         }
-        FileAction::Write { sandbox, path, content, access, output } => {
+        FileAction::Write { sandbox, path, content, access, output, .. } => {
             let content = match content {
                 Some(text) => text.into_bytes(),
                 None => {
@@ -235,25 +249,30 @@ pub(crate) async fn run(context: &Context, action: FileAction, streams: &mut Str
                     bytes
                 }
             };
-            let upload = access.apply(Upload::new(&path, content));
+            let upload = Access::from(access).apply(Upload::new(&path, content));
             sandbox.handle(context).files().upload([upload]).await?;
-            context.printer(output).done(streams, &format!("written: {path}")).await?;
+            context.printer(output.output).done(streams, &format!("written: {path}")).await?;
         }
-        FileAction::Upload { sandbox, local, remote, access, output } => {
-            let upload = access.apply(Upload::file(&remote, &local).await?);
-            sandbox.handle(context).files().upload([upload]).await?;
-            let message = format!("uploaded: {} to {remote}", local.display());
-            context.printer(output).done(streams, &message).await?;
+        FileAction::Upload { sandbox, local, remote, recursive, access, output } => {
+            let sandbox = sandbox.handle(context);
+            let access = Access::from(access);
+            let moved = transfer::upload(&sandbox, &local, &remote, recursive, &access, streams).await?;
+            moved.note_skipped(streams).await;
+            let what = if recursive { format!(": {}", moved.told()) } else { String::new() };
+            let message = format!("uploaded: {} to {remote}{what}", local.display());
+            context.printer(output.output).done(streams, &message).await?;
         }
-        FileAction::Download { sandbox, remote, local, output } => {
-            let download = sandbox.handle(context).files().download(&remote).await?;
+        FileAction::Download { sandbox, remote, local, recursive, output } => {
+            let sandbox = sandbox.handle(context);
             if local == Path::new("-") || local == Path::new("/dev/stdout") {
-                to_stdout(download, streams).await?;
-            } else {
-                to_file(download, &local).await.with_context(|| local.display().to_string())?;
-                let message = format!("downloaded: {remote} to {}", local.display());
-                context.printer(output).done(streams, &message).await?;
+                transfer::to_stdout(sandbox.files().download(&remote).await?, streams).await?;
+                return Ok(exit::SUCCESS);
             }
+            let moved = transfer::download(&sandbox, &remote, &local, recursive, streams).await?;
+            moved.note_skipped(streams).await;
+            let what = if recursive { format!(": {}", moved.told()) } else { String::new() };
+            let message = format!("downloaded: {remote} to {}{what}", local.display());
+            context.printer(output.output).done(streams, &message).await?;
         }
         FileAction::Ls { sandbox, path, depth, output } => {
             let entries = sandbox.handle(context).files().list(&path, depth).await?;
@@ -278,7 +297,7 @@ pub(crate) async fn run(context: &Context, action: FileAction, streams: &mut Str
             paths_out(context, output, &paths, "deleted", streams).await?;
         }
         FileAction::Mkdir { paths: PathsArgs { sandbox, paths, output }, access } => {
-            let permission = access.permission();
+            let permission = permission(access.into());
             let directories: BTreeMap<String, Permission> =
                 paths.iter().map(|path| (path.clone(), permission.clone())).collect();
             sandbox.handle(context).files().make_directories(&directories).await?;
@@ -287,13 +306,13 @@ pub(crate) async fn run(context: &Context, action: FileAction, streams: &mut Str
         FileAction::Mv { sandbox, source, destination, output } => {
             let message = format!("moved: {source} to {destination}");
             sandbox.handle(context).files().rename(&[Rename { src: source, dest: destination }]).await?;
-            context.printer(output).done(streams, &message).await?;
+            context.printer(output.output).done(streams, &message).await?;
         }
         FileAction::Chmod { sandbox, path, mode, owner, group, output } => {
-            let permission = AccessArgs { mode: Some(mode), owner, group }.permission();
+            let permission = permission(Access { mode: Some(mode), owner, group });
             let message = format!("permissions set: {path}");
             sandbox.handle(context).files().set_permissions(&BTreeMap::from([(path, permission)])).await?;
-            context.printer(output).done(streams, &message).await?;
+            context.printer(output.output).done(streams, &message).await?;
         }
         FileAction::Replace { sandbox, path, old, new, output } => {
             let change = BTreeMap::from([(path.clone(), Replacement { old, new })]);
@@ -301,62 +320,15 @@ pub(crate) async fn run(context: &Context, action: FileAction, streams: &mut Str
             let count = counts.get(&path).copied().unwrap_or(0);
             let properties = vec![("path", Cell::from(&path)), ("replaced_count", Cell::from(count))];
             let json = json!({"path": path, "replaced_count": count});
-            context.printer(output).object(streams, properties, &json).await?;
+            context.printer(output.output).object(streams, properties, &json).await?;
         }
     }
     Ok(exit::SUCCESS)
 }
 
-async fn to_stdout(mut download: Download, streams: &mut Streams) -> anyhow::Result<()> {
-    while let Some(chunk) = download.chunk().await? {
-        streams.stdout.write_all(&chunk).await?;
-    }
-    Ok(streams.stdout.flush().await?)
-}
-
-/// Writes beside the target and renames, so that the target is either as before or complete. An existing
-/// file's mode stays. What is not a regular file (a pipe, a device) is written to directly.
-async fn to_file(mut download: Download, target: &Path) -> anyhow::Result<()> {
-    let existing = match tokio::fs::metadata(target).await {
-        Ok(metadata) => Some(metadata),
-        Err(error) if error.kind() == ErrorKind::NotFound => None,
-        Err(error) => return Err(error.into()),
-    };
-    if existing.as_ref().is_some_and(std::fs::Metadata::is_dir) {
-        anyhow::bail!("is a directory; name the file");
-    }
-    if existing.as_ref().is_some_and(|metadata| !metadata.is_file()) {
-        let mut file = tokio::fs::OpenOptions::new().write(true).open(target).await?;
-        return copy(&mut download, &mut file).await;
-    }
-    let name = target.file_name().context("is no file name")?.to_string_lossy().into_owned();
-    let partial = target.with_file_name(format!(".{name}.{}.part", std::process::id()));
-    let mut file = tokio::fs::OpenOptions::new().write(true).create_new(true).open(&partial).await?;
-    let result = async {
-        if let Some(metadata) = existing {
-            file.set_permissions(metadata.permissions()).await?;
-        }
-        copy(&mut download, &mut file).await?;
-        Ok(tokio::fs::rename(&partial, target).await?)
-    }
-    .await;
-    if result.is_err() {
-        // The first failure is the one to tell.
-        let _ = tokio::fs::remove_file(&partial).await;
-    }
-    result
-}
-
-async fn copy(download: &mut Download, file: &mut tokio::fs::File) -> anyhow::Result<()> {
-    while let Some(chunk) = download.chunk().await? {
-        file.write_all(&chunk).await?;
-    }
-    Ok(file.flush().await?)
-}
-
 async fn entries_out(
     context: &Context,
-    output: Format,
+    output: OutputArg,
     entries: &[FileInfo],
     streams: &mut Streams,
 ) -> anyhow::Result<()> {
@@ -376,19 +348,19 @@ async fn entries_out(
         })
         .collect();
     let headings = ["path", "type", "size", "mode", "owner", "group", "modified_at"];
-    context.printer(output).list(streams, &headings, rows, &entries).await
+    context.printer(output.output).list(streams, &headings, rows, &entries).await
 }
 
 async fn paths_out(
     context: &Context,
-    output: Format,
+    output: OutputArg,
     paths: &[String],
     status: &str,
     streams: &mut Streams,
 ) -> anyhow::Result<()> {
     let rows = paths.iter().map(|path| vec![Cell::from(path), Cell::from(status)]).collect();
     let json: Vec<_> = paths.iter().map(|path| json!({"path": path, "status": status})).collect();
-    context.printer(output).list(streams, &["path", "status"], rows, &json).await
+    context.printer(output.output).list(streams, &["path", "status"], rows, &json).await
 }
 
 #[cfg(test)]

@@ -3,38 +3,38 @@
 //! Arguments are parsed into one struct per command; each command is one file that maps them to calls of
 //! `osb_client` and prints the answer. Nothing here knows how sandboxes are made.
 
+mod args;
 mod command;
+mod config;
+mod copy;
+mod devops;
 mod duration;
+mod events;
+mod examples;
+pub mod exit;
 mod file;
+mod forward;
+mod later;
+mod logs;
 mod output;
+mod progress;
 mod run;
 mod sandbox;
 mod settings;
 mod signals;
+mod skills;
 mod streams;
+mod suggest;
+mod top;
+mod transfer;
 
 use clap::{Args, Subcommand};
 
-pub use output::{Cell, Format, Printer, Row, printable};
+pub use examples::{command_lines, with_examples};
+pub use output::{Cell, Format, Printer, RawFormat, Row, printable};
 pub use streams::Streams;
 
 use settings::Context;
-
-/// Exit codes. Those of commands that ran in a sandbox are passed on as they are.
-pub mod exit {
-    /// All went well.
-    pub const SUCCESS: u8 = 0;
-    /// Something failed; standard error says what.
-    pub const FAILURE: u8 = 1;
-    /// The command line is not right.
-    pub const USAGE: u8 = 2;
-    /// `run` and `command run`: the failure is not the program's; it was not started or its end is not known.
-    pub const NOT_RUN: u8 = 125;
-    /// The program cannot be executed.
-    pub const NOT_FOUND: u8 = 127;
-    /// Added to the number of the signal that ended `osb`, or the program.
-    pub const SIGNAL: u8 = 128;
-}
 
 /// Options of every client command.
 #[derive(Debug, Clone, Default, Args)]
@@ -61,6 +61,12 @@ pub struct Globals {
     /// Settings file [default: ~/.opensandbox/config.toml]
     #[arg(long, global = true, value_name = "FILE", help_heading = "Connection")]
     pub config: Option<std::path::PathBuf>,
+    /// Settings of this [profiles.NAME] in the settings file [env: OPEN_SANDBOX_PROFILE]
+    #[arg(long, global = true, value_name = "NAME", help_heading = "Connection")]
+    pub profile: Option<String>,
+    /// Say which server and settings are used
+    #[arg(short, long, global = true, help_heading = "Connection")]
+    pub verbose: bool,
     /// Never colour output
     #[arg(long, global = true)]
     pub no_color: bool,
@@ -80,6 +86,40 @@ pub enum Action {
     /// Read and write files in a sandbox
     #[command(subcommand)]
     File(file::FileAction),
+    /// Copy files and directories into a sandbox or out of it
+    Cp(copy::CopyArgs),
+    /// Show what a sandbox's entrypoint, or a background command, writes
+    Logs(logs::LogsArgs),
+    /// Show what sandboxes use at the moment
+    Top(top::TopArgs),
+    /// Tell what happens to sandboxes, as it happens
+    Events(events::EventsArgs),
+    /// Let ports of this machine lead to ports in a sandbox
+    PortForward(forward::ForwardArgs),
+    /// Look into a sandbox, by scope
+    #[command(subcommand)]
+    Diagnostics(devops::DiagnosticsAction),
+    /// Look into a sandbox, as text
+    #[command(subcommand)]
+    Devops(devops::DevopsAction),
+    /// Read and write the settings file
+    #[command(subcommand)]
+    Config(config::ConfigAction),
+    /// Teach AI coding tools to use this program
+    #[command(subcommand)]
+    Skills(skills::SkillsAction),
+    /// Templates: images prepared for starts (later)
+    #[command(subcommand)]
+    Template(later::TemplateAction),
+    /// Snapshots of sandboxes (later)
+    #[command(subcommand)]
+    Snapshot(later::SnapshotAction),
+    /// Where a sandbox may connect to (later)
+    #[command(subcommand)]
+    Egress(later::EgressAction),
+    /// Credentials that never enter the sandbox (later)
+    #[command(subcommand)]
+    CredentialVault(later::VaultAction),
 }
 
 impl Action {
@@ -100,26 +140,56 @@ pub async fn run(
     streams: &mut Streams,
 ) -> u8 {
     let failure_code = action.failure_code();
-    let context = match Context::load(globals, &var, streams) {
-        Ok(context) => context,
-        Err(error) => {
-            streams.error(&error, streams.wants_color(globals.no_color, &var)).await;
-            return failure_code;
-        }
-    };
-    let result = match action {
-        Action::Run(args) => run::run(&context, args, streams).await,
-        Action::Sandbox(action) => sandbox::run(&context, action, streams).await,
-        Action::Command(action) => command::run(&context, action, streams).await,
-        Action::File(action) => file::run(&context, action, streams).await,
-    };
-    match result {
+    let mut context = None;
+    match dispatch(globals, action, &var, streams, &mut context).await {
         Ok(code) => code,
         // The reader of a pipe has gone: nobody is there to be told.
         Err(error) if streams::is_broken_pipe(&error) => exit::SIGNAL + signals::PIPE,
         Err(error) => {
-            streams.error(&error, context.color_errors).await;
+            match &context {
+                Some(context) => streams.failure(context, &error).await,
+                None => streams.error(&error, streams.wants_color(globals.no_color, &var)).await,
+            }
             failure_code
         }
+    }
+}
+
+/// Commands that need no server come first: they work with settings that cannot be used, and start sooner.
+async fn dispatch(
+    globals: &Globals,
+    action: Action,
+    var: &impl Fn(&str) -> Option<String>,
+    streams: &mut Streams,
+    loaded: &mut Option<Context>,
+) -> anyhow::Result<u8> {
+    let action = match action {
+        Action::Config(action) => return config::run(globals, action, var, streams).await,
+        Action::Skills(action) => return skills::run(globals, action, var, streams).await,
+        Action::Template(action) => return Err(later::later(action.name(), "building templates")),
+        Action::Snapshot(action) => return Err(later::later(action.name(), "snapshots")),
+        Action::Egress(action) => return Err(later::later(action.name(), "control of connections")),
+        Action::CredentialVault(action) => return Err(later::later(action.name(), "the credential vault")),
+        other => other,
+    };
+    let context = &*loaded.insert(Context::load(globals, var, streams).await?);
+    match action {
+        Action::Run(args) => run::run(context, args, streams).await,
+        Action::Sandbox(action) => sandbox::run(context, action, streams).await,
+        Action::Command(action) => command::run(context, action, streams).await,
+        Action::File(action) => file::run(context, action, streams).await,
+        Action::Cp(args) => copy::run(context, args, streams).await,
+        Action::Logs(args) => logs::run(context, args, streams).await,
+        Action::Top(args) => top::run(context, args, streams).await,
+        Action::Events(args) => events::run(context, args, streams).await,
+        Action::PortForward(args) => forward::run(context, args, streams).await,
+        Action::Diagnostics(action) => devops::diagnostics(context, action, streams).await,
+        Action::Devops(action) => devops::devops(context, action, streams).await,
+        Action::Config(_)
+        | Action::Skills(_)
+        | Action::Template(_)
+        | Action::Snapshot(_)
+        | Action::Egress(_)
+        | Action::CredentialVault(_) => Ok(exit::SUCCESS),
     }
 }

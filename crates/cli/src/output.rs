@@ -1,7 +1,8 @@
-//! Tables and JSON.
+//! Tables, JSON and YAML.
 
 use clap::ValueEnum;
 use serde::Serialize;
+use unicode_width::UnicodeWidthStr as _;
 
 use crate::streams::Streams;
 
@@ -13,6 +14,35 @@ pub enum Format {
     Table,
     /// One JSON document for programs
     Json,
+    /// The same as YAML
+    Yaml,
+}
+
+/// Forms of output where there is also a bare one.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+pub enum RawFormat {
+    /// Columns for people
+    #[default]
+    Table,
+    /// One JSON document for programs
+    Json,
+    /// The same as YAML
+    Yaml,
+    /// The text itself
+    Raw,
+}
+
+impl RawFormat {
+    /// The form of the data; `None` when the bare text is wanted.
+    #[must_use]
+    pub fn structured(self) -> Option<Format> {
+        match self {
+            Self::Table => Some(Format::Table),
+            Self::Json => Some(Format::Json),
+            Self::Yaml => Some(Format::Yaml),
+            Self::Raw => None,
+        }
+    }
 }
 
 /// A value in a table.
@@ -70,7 +100,7 @@ impl Printer {
         json: &impl Serialize,
     ) -> anyhow::Result<()> {
         match self.format {
-            Format::Json => self.json(streams, json).await,
+            Format::Json | Format::Yaml => self.data(streams, json).await,
             Format::Table => {
                 let headings: Vec<String> = headings.iter().map(|h| h.to_uppercase()).collect();
                 let text = table(&headings, &rows, self.color);
@@ -90,7 +120,7 @@ impl Printer {
         json: &impl Serialize,
     ) -> anyhow::Result<()> {
         match self.format {
-            Format::Json => self.json(streams, json).await,
+            Format::Json | Format::Yaml => self.data(streams, json).await,
             Format::Table => {
                 let width = properties.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
                 let mut text = String::new();
@@ -109,25 +139,44 @@ impl Printer {
     /// When standard output cannot be written.
     pub async fn done(&self, streams: &mut Streams, message: &str) -> anyhow::Result<()> {
         match self.format {
-            Format::Json => {
-                self.json(streams, &serde_json::json!({"status": "ok", "message": message})).await
+            Format::Json | Format::Yaml => {
+                self.data(streams, &serde_json::json!({"status": "ok", "message": message})).await
             }
-            Format::Table => Ok(streams.out(format!("OK: {}\n", printable(message)).as_bytes()).await?),
+            Format::Table => {
+                let label = if self.color { "\x1b[32mOK:\x1b[0m" } else { "OK:" };
+                Ok(streams.out(format!("{label} {}\n", printable(message)).as_bytes()).await?)
+            }
         }
     }
 
-    async fn json(&self, streams: &mut Streams, value: &impl Serialize) -> anyhow::Result<()> {
-        let mut text = serde_json::to_string_pretty(value)?;
-        text.push('\n');
+    /// Writes `value` for programs; there is no table of it.
+    ///
+    /// # Errors
+    /// When standard output cannot be written.
+    pub async fn data(&self, streams: &mut Streams, value: &impl Serialize) -> anyhow::Result<()> {
+        let text = match self.format {
+            Format::Yaml => yaml(value)?,
+            Format::Json | Format::Table => serde_json::to_string_pretty(value)? + "\n",
+        };
         Ok(streams.out(text.as_bytes()).await?)
     }
 }
 
+/// YAML with sorted keys.
+fn yaml(value: &impl Serialize) -> anyhow::Result<String> {
+    // By way of JSON's value: its objects are sorted, and what it cannot hold the wire cannot either.
+    let mut text = serde_saphyr::to_string(&serde_json::to_value(value)?)?;
+    if !text.ends_with('\n') {
+        text.push('\n');
+    }
+    Ok(text)
+}
+
 fn table(headings: &[String], rows: &[Row], color: bool) -> String {
-    let mut widths: Vec<usize> = headings.iter().map(|heading| heading.chars().count()).collect();
+    let mut widths: Vec<usize> = headings.iter().map(|heading| heading.width()).collect();
     for row in rows {
         for (width, Cell(text)) in widths.iter_mut().zip(row) {
-            *width = (*width).max(text.chars().count());
+            *width = (*width).max(text.width());
         }
     }
     let mut text = String::new();
@@ -136,7 +185,7 @@ fn table(headings: &[String], rows: &[Row], color: bool) -> String {
         for (cell, width) in cells.zip(&widths) {
             text.push_str(&" ".repeat(padding));
             text.push_str(&bold(cell, strong));
-            padding = width - cell.chars().count() + 2;
+            padding = width - cell.width() + 2;
         }
         text.push('\n');
     };
@@ -162,6 +211,48 @@ mod tests {
         let headings = ["ID".to_owned(), "STATUS".to_owned()];
         assert_eq!(table(&headings, &rows, false), "ID      STATUS\na       Running\nlonger  -\n");
         assert_eq!(table(&headings, &[], true), "\x1b[1mID\x1b[0m  \x1b[1mSTATUS\x1b[0m\n");
+    }
+
+    #[test]
+    fn wide_characters_take_two_columns() {
+        let rows = vec![vec![Cell::from("日本"), Cell::from("x")]];
+        assert_eq!(table(&["A".to_owned(), "B".to_owned()], &rows, false), "A     B\n日本  x\n");
+    }
+
+    #[test]
+    fn yaml_is_sorted_and_quotes_what_would_be_read_as_something_else() {
+        let value = serde_json::json!({
+            "b": ["true", "yes", "No", "1", "0x1F", "1e3", "~", "null", "12:30:00", "2026-11-30", "- x: y", ""],
+            "a": {"z": [1, 1.5, null, true, {}, []], "w": "two\nlines", "x": "2026-11-30T17:49:18Z"},
+        });
+        let text = "\
+a:
+  w: |-
+    two
+    lines
+  x: \"2026-11-30T17:49:18Z\"
+  z:
+  - 1
+  - 1.5
+  - null
+  - true
+  - {}
+  - []
+b:
+- \"true\"
+- \"yes\"
+- \"No\"
+- \"1\"
+- \"0x1F\"
+- \"1e3\"
+- \"~\"
+- \"null\"
+- \"12:30:00\"
+- \"2026-11-30\"
+- \"- x: y\"
+- \"\"
+";
+        assert_eq!(yaml(&value).unwrap(), text);
     }
 
     #[test]

@@ -1,18 +1,22 @@
-//! `osb run`: a program in a sandbox of its own.
+//! `osb run`: a program in a sandbox of its own, with files in and out.
 //!
 //! The sandbox goes when the program does: after its end, after an error, after a signal. Should this process be
 //! killed outright, the sandbox's lifetime ends it: it is short and extended as long as the program runs.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::Context as _;
 use clap::Args;
-use osb_client::{CreateSandbox, Exit, Sandbox};
+use osb_client::{Sandbox, Upload};
+use tokio::io::AsyncWriteExt as _;
 use tokio::time::{Instant, interval_at};
 
-use crate::command::{ProgramArgs, finish, follow};
+use crate::args::key_value;
+use crate::command::{Program, ProgramArgs, finish, follow, quoted};
+use crate::copy::{download_into, upload_into};
 use crate::exit;
-use crate::sandbox::key_value;
+use crate::progress;
 use crate::settings::Context;
 use crate::signals::Signals;
 use crate::streams::Streams;
@@ -36,12 +40,59 @@ pub struct RunArgs {
     /// Label of the sandbox; may be repeated
     #[arg(short, long, value_name = "KEY=VALUE", value_parser = key_value)]
     metadata: Vec<(String, String)>,
+    /// Copy a local file or directory in before the program starts; may be repeated
+    #[arg(long, value_name = "LOCAL:REMOTE", value_parser = copy_in)]
+    copy_in: Vec<(PathBuf, String)>,
+    /// Copy a file or directory out when the program has ended, however it did; may be repeated
+    #[arg(long, value_name = "REMOTE:LOCAL", value_parser = copy_out)]
+    copy_out: Vec<(String, PathBuf)>,
+    /// Read standard input to its end first and give it to the program
+    #[arg(short, long)]
+    interactive: bool,
+    /// Pass a single word on as a program's name, even if it has blanks
+    #[arg(long)]
+    argv: bool,
     #[command(flatten)]
     program: ProgramArgs,
+    /// Program and arguments, best behind --; one word with blanks is text for the shell
+    #[arg(required = true, trailing_var_arg = true, value_name = "COMMAND")]
+    words: Vec<String>,
+}
+
+/// Splits where the place in the sandbox begins.
+fn copy_in(text: &str) -> Result<(PathBuf, String), String> {
+    match text.rfind(":/") {
+        Some(at) if at > 0 => Ok((text[..at].into(), text[at + 1..].to_owned())),
+        _ => Err(format!("'{text}' is no copy; use LOCAL:REMOTE such as src:/work/src")),
+    }
+}
+
+/// Splits where the place here begins.
+fn copy_out(text: &str) -> Result<(String, PathBuf), String> {
+    match text.split_once(':') {
+        Some((remote, local)) if remote.starts_with('/') && !local.is_empty() => {
+            Ok((remote.to_owned(), local.into()))
+        }
+        _ => Err(format!("'{text}' is no copy; use REMOTE:LOCAL such as /work/out:out")),
+    }
+}
+
+/// Where the program's input lies in the sandbox.
+const INPUT: &str = "/tmp/.osb-input";
+
+/// What is done in the sandbox.
+struct Work {
+    copy_in: Vec<(PathBuf, String)>,
+    copy_out: Vec<(String, PathBuf)>,
+    /// Standard input of the program, kept in a file without a name.
+    input: Option<std::fs::File>,
+    program: Program,
+    args: ProgramArgs,
 }
 
 pub(crate) async fn run(context: &Context, args: RunArgs, streams: &mut Streams) -> anyhow::Result<u8> {
     let mut signals = Signals::new()?;
+    let image = args.image.clone();
     let mut create = context.client.create(args.image).timeout(LEASE);
     for (name, value) in args.env {
         create = create.env(name, value);
@@ -52,23 +103,93 @@ pub(crate) async fn run(context: &Context, args: RunArgs, streams: &mut Streams)
     for (key, value) in args.metadata {
         create = create.metadata(key, value);
     }
-    let sandbox = match make(create, &mut signals, streams).await? {
+    for (local, _) in &args.copy_in {
+        // Better known before a sandbox is made.
+        std::fs::metadata(local).with_context(|| local.display().to_string())?;
+    }
+    let input = match args.interactive {
+        true => tokio::select! {
+            input = spool(streams) => Some(input?),
+            signal = signals.next() => return Ok(exit::SIGNAL + signal),
+        },
+        false => None,
+    };
+    let program = Program::from_words(args.words, args.argv);
+    let work = Work { copy_in: args.copy_in, copy_out: args.copy_out, input, program, args: args.program };
+    let made = progress::while_pending(context, Some(image), streams.stderr_is_terminal, create.send());
+    let sandbox = match make(made, &mut signals, streams).await? {
         Made::Sandbox(sandbox) => sandbox,
         Made::Signal(signal) => return Ok(exit::SIGNAL + signal),
     };
     let ended = tokio::select! {
-        ended = follow_leased(&sandbox, args.program, streams) => ended.map(Ended::Itself),
+        ended = leased(&sandbox, work.carry_out(&sandbox, streams)) => ended.map(Ended::Itself),
         signal = signals.next() => Ok(Ended::Signal(signal)),
     };
     remove(&sandbox, &mut signals, streams).await;
     match ended? {
-        Ended::Itself(exit) => finish(&exit, streams).await,
+        Ended::Itself(code) => Ok(code),
         Ended::Signal(signal) => Ok(exit::SIGNAL + signal),
     }
 }
 
+/// Reads standard input to its end: the protocol has no way to pass it on piece by piece.
+async fn spool(streams: &mut Streams) -> anyhow::Result<std::fs::File> {
+    if streams.stdin_is_terminal {
+        anyhow::bail!("-i passes a file or a pipe on; a terminal in a sandbox comes later");
+    }
+    let file = tempfile::tempfile().context("room for standard input")?;
+    let mut writer = tokio::fs::File::from_std(file.try_clone()?);
+    tokio::io::copy(&mut streams.stdin, &mut writer).await.context("standard input")?;
+    writer.flush().await?;
+    Ok(file)
+}
+
+impl Work {
+    /// Copies in, runs, copies out; the program's exit code.
+    async fn carry_out(self, sandbox: &Sandbox, streams: &mut Streams) -> anyhow::Result<u8> {
+        for (local, remote) in &self.copy_in {
+            upload_into(sandbox, local, remote, streams).await?.note_skipped(streams).await;
+        }
+        let mut program = self.program;
+        if let Some(input) = &self.input {
+            // By way of the descriptor: the file has no name.
+            let path = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(input));
+            let upload = Upload::file(INPUT, std::path::Path::new(&path)).await?.mode(0o644);
+            sandbox.files().upload([upload]).await?;
+            program = with_input(program);
+        }
+        // The sandbox has the variables already.
+        let command = self.args.build(program, sandbox, []);
+        let mut running = None;
+        let exit = follow(command, &mut running, streams).await?;
+        let code = finish(&exit, streams).await?;
+        for (remote, local) in &self.copy_out {
+            match download_into(sandbox, remote, local, streams).await {
+                Ok(moved) => moved.note_skipped(streams).await,
+                // The program's own failure counts for more.
+                Err(error) if code != exit::SUCCESS => {
+                    streams.note(&format!("not copied out: {remote}: {error:#}")).await;
+                }
+                Err(error) => return Err(error.context(format!("not copied out: {remote}"))),
+            }
+        }
+        Ok(code)
+    }
+}
+
+/// The program with the file of input as its standard input.
+fn with_input(program: Program) -> Program {
+    match program {
+        Program::Shell(text) => Program::Shell(format!("exec <{}\n{text}", quoted(INPUT))),
+        Program::Argv(words) => {
+            let shell = ["sh", "-c", r#"exec "$@" <"$0""#, INPUT].map(str::to_owned);
+            Program::Argv(shell.into_iter().chain(words).collect())
+        }
+    }
+}
+
 enum Ended {
-    Itself(Exit),
+    Itself(u8),
     Signal(u8),
 }
 
@@ -78,15 +199,19 @@ enum Made {
 }
 
 /// Makes the sandbox. On a signal the create is seen through, since only its answer tells what to delete.
-async fn make(create: CreateSandbox, signals: &mut Signals, streams: &mut Streams) -> anyhow::Result<Made> {
-    let mut created = tokio::spawn(create.send());
+async fn make(
+    made: impl Future<Output = osb_client::Result<Sandbox>>,
+    signals: &mut Signals,
+    streams: &mut Streams,
+) -> anyhow::Result<Made> {
+    tokio::pin!(made);
     let signal = tokio::select! {
-        sandbox = &mut created => return Ok(Made::Sandbox(sandbox.context("create")??)),
+        sandbox = &mut made => return Ok(Made::Sandbox(sandbox?)),
         signal = signals.next() => signal,
     };
     tokio::select! {
-        sandbox = &mut created => {
-            if let Ok(Ok(sandbox)) = sandbox {
+        sandbox = &mut made => {
+            if let Ok(sandbox) = sandbox {
                 remove(&sandbox, signals, streams).await;
             }
         }
@@ -97,20 +222,13 @@ async fn make(create: CreateSandbox, signals: &mut Signals, streams: &mut Stream
     Ok(Made::Signal(signal))
 }
 
-async fn follow_leased(
-    sandbox: &Sandbox,
-    program: ProgramArgs,
-    streams: &mut Streams,
-) -> anyhow::Result<Exit> {
-    // The sandbox has the variables already.
-    let command = program.build(sandbox, Vec::new());
-    let mut running = None;
-    let program = follow(command, &mut running, streams);
-    tokio::pin!(program);
+/// Keeps the sandbox alive as long as the work lasts.
+async fn leased<T>(sandbox: &Sandbox, work: impl Future<Output = T>) -> T {
+    tokio::pin!(work);
     let mut renewal = interval_at(Instant::now() + RENEWAL, RENEWAL);
     loop {
         tokio::select! {
-            ended = &mut program => return ended,
+            done = &mut work => return done,
             // A failure shows when the program's output breaks off; the next extension may succeed.
             _ = renewal.tick() => { let _ = sandbox.renew(LEASE).await; }
         }
@@ -132,5 +250,32 @@ async fn remove(sandbox: &Sandbox, signals: &mut Signals, streams: &mut Streams)
     {
         let id = sandbox.id();
         streams.note(&format!("sandbox {id} was not deleted and ends within five minutes: {error}")).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn copies() {
+        assert_eq!(copy_in("a:b:/c:d"), Ok(("a:b".into(), "/c:d".to_owned())));
+        assert_eq!(copy_in("src:/w/"), Ok(("src".into(), "/w/".to_owned())));
+        assert_eq!(copy_out("/a:b:c"), Ok(("/a".to_owned(), "b:c".into())));
+        for bad in ["", "a", "a:", ":/b", "a:b"] {
+            assert!(copy_in(bad).is_err(), "{bad}");
+        }
+        for bad in ["", "/a", "/a:", ":b", "a:b"] {
+            assert!(copy_out(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn input_comes_from_the_file() {
+        let argv = Program::Argv(vec!["sort".to_owned(), "-r".to_owned()]);
+        let words = ["sh", "-c", r#"exec "$@" <"$0""#, INPUT, "sort", "-r"].map(str::to_owned);
+        assert_eq!(with_input(argv), Program::Argv(words.to_vec()));
+        let text = Program::Shell("cat <<E\nx\nE".to_owned());
+        assert_eq!(with_input(text), Program::Shell("exec </tmp/.osb-input\ncat <<E\nx\nE".to_owned()));
     }
 }

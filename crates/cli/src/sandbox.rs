@@ -1,63 +1,67 @@
 //! `osb sandbox`: making, looking at and ending sandboxes.
 
+mod create;
+mod request;
+
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use anyhow::bail;
 use clap::{Args, Subcommand};
-use osb_client::{ListFilter, Sandbox, SandboxInfo};
+use osb_client::{ListFilter, Metrics, SandboxInfo};
 use serde_json::{Value, json};
 
-use crate::duration::{Lifetime, format as format_duration, parse as parse_duration, parse_lifetime};
+use crate::args::{OutputArg, PageArgs, RawOutputArg, SandboxArg, key_value};
+use crate::duration::parse as parse_duration;
 use crate::exit;
-use crate::output::{Cell, Format};
+use crate::output::{Cell, Format, RawFormat};
 use crate::settings::Context;
+use crate::signals::Signals;
 use crate::streams::Streams;
-
-/// The sandbox to work on.
-#[derive(Debug, Clone, Args)]
-pub struct SandboxArg {
-    /// Id of the sandbox
-    sandbox_id: String,
-}
-
-impl SandboxArg {
-    pub(crate) fn handle(&self, context: &Context) -> Sandbox {
-        context.client.sandbox(&self.sandbox_id)
-    }
-}
-
-/// Reads `KEY=VALUE`; the value may be empty and may hold `=`.
-pub(crate) fn key_value(text: &str) -> Result<(String, String), String> {
-    match text.split_once('=') {
-        Some((key, value)) if !key.is_empty() => Ok((key.to_owned(), value.to_owned())),
-        _ => Err("use KEY=VALUE".to_owned()),
-    }
-}
 
 /// What to do with sandboxes.
 #[derive(Debug, Clone, Subcommand)]
 pub enum SandboxAction {
-    /// Make a sandbox
-    Create(CreateArgs),
+    /// Make a sandbox from an image, a snapshot, a template or a request file
+    Create(Box<create::CreateArgs>),
     /// List sandboxes, newest first
+    #[command(visible_alias = "ls")]
     List(ListArgs),
     /// Show one sandbox
     Get {
         #[command(flatten)]
         sandbox: SandboxArg,
-        /// Form of the output
-        #[arg(short, long, value_enum, default_value_t)]
-        output: Format,
+        #[command(flatten)]
+        output: OutputArg,
     },
     /// End sandboxes
+    #[command(visible_alias = "rm")]
     Kill {
         /// Ids of the sandboxes
         #[arg(required = true, value_name = "SANDBOX_ID")]
         sandbox_ids: Vec<String>,
-        /// Form of the output
-        #[arg(short, long, value_enum, default_value_t)]
-        output: Format,
+        #[command(flatten)]
+        output: OutputArg,
+    },
+    /// Stop a sandbox's processes without ending them
+    Pause {
+        #[command(flatten)]
+        sandbox: SandboxArg,
+        #[command(flatten)]
+        output: OutputArg,
+    },
+    /// Let a paused sandbox go on
+    Resume {
+        #[command(flatten)]
+        sandbox: SandboxArg,
+        /// Do not wait until the sandbox answers
+        #[arg(long)]
+        skip_health_check: bool,
+        /// How long the sandbox may take to answer
+        #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
+        resume_timeout: Option<Duration>,
+        #[command(flatten)]
+        output: OutputArg,
     },
     /// Let a sandbox live this long from now
     Renew {
@@ -66,9 +70,8 @@ pub enum SandboxAction {
         /// 30s, 10m, 1h30m or seconds
         #[arg(short, long, value_name = "DURATION", value_parser = parse_duration)]
         timeout: Duration,
-        /// Form of the output
-        #[arg(short, long, value_enum, default_value_t)]
-        output: Format,
+        #[command(flatten)]
+        output: OutputArg,
     },
     /// Change labels
     Patch {
@@ -80,9 +83,8 @@ pub enum SandboxAction {
         /// Label to remove; may be repeated
         #[arg(long, value_name = "KEY")]
         remove: Vec<String>,
-        /// Form of the output
-        #[arg(short, long, value_enum, default_value_t)]
-        output: Format,
+        #[command(flatten)]
+        output: OutputArg,
     },
     /// Show how to reach a port in a sandbox
     Endpoint {
@@ -91,91 +93,45 @@ pub enum SandboxAction {
         /// Port inside the sandbox
         #[arg(short, long, value_parser = clap::value_parser!(u16).range(1..))]
         port: u16,
-        /// Form of the output
-        #[arg(short, long, value_enum, default_value_t)]
-        output: Format,
+        #[command(flatten)]
+        output: OutputArg,
     },
     /// Say whether a sandbox answers; exit code 1 when it does not
     Health {
         #[command(flatten)]
         sandbox: SandboxArg,
-        /// Form of the output
-        #[arg(short, long, value_enum, default_value_t)]
-        output: Format,
+        #[command(flatten)]
+        output: OutputArg,
     },
     /// Show CPU and memory in use
     Metrics {
         #[command(flatten)]
         sandbox: SandboxArg,
-        /// Form of the output
-        #[arg(short, long, value_enum, default_value_t)]
-        output: Format,
+        /// A line each second until interrupted
+        #[arg(long)]
+        watch: bool,
+        #[command(flatten)]
+        output: RawOutputArg,
     },
-}
-
-/// Arguments of `sandbox create`.
-#[derive(Debug, Clone, Args)]
-pub struct CreateArgs {
-    /// Image: a stored name, an alias, a registry reference, or host
-    #[arg(short, long)]
-    image: Option<String>,
-    /// Snapshot to start from instead of an image
-    #[arg(long, value_name = "ID", conflicts_with = "image")]
-    snapshot_id: Option<String>,
-    /// Name at the image's registry
-    #[arg(long, value_name = "NAME", requires = "image_auth_password")]
-    image_auth_username: Option<String>,
-    /// Password at the image's registry
-    #[arg(long, value_name = "PASSWORD", requires = "image_auth_username")]
-    image_auth_password: Option<String>,
-    /// Lifetime: 30s, 10m, 1h30m, seconds, or none [default: 10m]
-    #[arg(short, long, value_name = "DURATION", value_parser = parse_lifetime)]
-    timeout: Option<Lifetime>,
-    /// Variable; may be repeated
-    #[arg(short, long, value_name = "KEY=VALUE", value_parser = key_value)]
-    env: Vec<(String, String)>,
-    /// Label; may be repeated
-    #[arg(short, long, value_name = "KEY=VALUE", value_parser = key_value)]
-    metadata: Vec<(String, String)>,
-    /// Extension; may be repeated
-    #[arg(long, value_name = "KEY=VALUE", value_parser = key_value)]
-    extension: Vec<(String, String)>,
-    /// Limit such as cpu=2 or memory=512Mi; may be repeated
-    #[arg(long, value_name = "NAME=AMOUNT", value_parser = key_value)]
-    resource: Vec<(String, String)>,
-    /// Word of the entrypoint; repeat for each [default: tail -f /dev/null]
-    #[arg(long, value_name = "WORD", allow_hyphen_values = true)]
-    entrypoint: Vec<String>,
-    /// Do not wait until the sandbox answers
-    #[arg(long)]
-    skip_health_check: bool,
-    /// How long the sandbox may take to answer [default: 30s]
-    #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
-    ready_timeout: Option<Duration>,
-    /// Form of the output
-    #[arg(short, long, value_enum, default_value_t)]
-    output: Format,
 }
 
 /// Arguments of `sandbox list`.
 #[derive(Debug, Clone, Args)]
 pub struct ListArgs {
-    /// Only in this state; may be repeated
+    /// Only in this state, such as Running; may be repeated
     #[arg(short, long)]
     state: Vec<String>,
     /// Only with this label; may be repeated
     #[arg(short, long, value_name = "KEY=VALUE", value_parser = key_value)]
     metadata: Vec<(String, String)>,
-    /// Page, from 1
-    #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
-    page: Option<u32>,
-    /// Sandboxes per page, at most 200
-    #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
-    page_size: Option<u32>,
-    /// Form of the output
-    #[arg(short, long, value_enum, default_value_t)]
-    output: Format,
+    #[command(flatten)]
+    page: PageArgs,
+    #[command(flatten)]
+    output: OutputArg,
 }
+
+/// How long a sandbox may take to answer after it was paused.
+const READY: Duration = Duration::from_secs(30);
 
 pub(crate) async fn run(
     context: &Context,
@@ -183,21 +139,36 @@ pub(crate) async fn run(
     streams: &mut Streams,
 ) -> anyhow::Result<u8> {
     match action {
-        SandboxAction::Create(args) => create(context, args, streams).await,
-        SandboxAction::List(args) => list(context, args, streams).await,
+        SandboxAction::Create(args) => return create::run(context, *args, streams).await,
+        SandboxAction::List(args) => return list(context, args, streams).await,
         SandboxAction::Get { sandbox, output } => {
             let info = sandbox.handle(context).info().await?;
-            context.printer(output).object(streams, properties(&info), &to_json(&info)).await?;
-            Ok(exit::SUCCESS)
+            context.printer(output.output).object(streams, properties(&info), &to_json(&info)).await?;
         }
-        SandboxAction::Kill { sandbox_ids, output } => kill(context, sandbox_ids, output, streams).await,
+        SandboxAction::Kill { sandbox_ids, output } => {
+            return kill(context, sandbox_ids, output.output, streams).await;
+        }
+        SandboxAction::Pause { sandbox, output } => {
+            let sandbox = sandbox.handle(context);
+            sandbox.pause().await?;
+            let message = format!("pausing: {}", sandbox.id());
+            context.printer(output.output).done(streams, &message).await?;
+        }
+        SandboxAction::Resume { sandbox, skip_health_check, resume_timeout, output } => {
+            let sandbox = sandbox.handle(context);
+            sandbox.resume().await?;
+            if !skip_health_check {
+                sandbox.wait_ready(resume_timeout.unwrap_or(READY)).await?;
+            }
+            let message = format!("resumed: {}", sandbox.id());
+            context.printer(output.output).done(streams, &message).await?;
+        }
         SandboxAction::Renew { sandbox, timeout, output } => {
             let sandbox = sandbox.handle(context);
             let end = sandbox.renew(timeout).await?;
             let properties = vec![("sandbox_id", Cell::from(sandbox.id())), ("expires_at", Cell::from(end))];
             let json = json!({"sandbox_id": sandbox.id(), "expires_at": end});
-            context.printer(output).object(streams, properties, &json).await?;
-            Ok(exit::SUCCESS)
+            context.printer(output.output).object(streams, properties, &json).await?;
         }
         SandboxAction::Patch { sandbox, metadata, remove, output } => {
             if metadata.is_empty() && remove.is_empty() {
@@ -206,8 +177,7 @@ pub(crate) async fn run(
             let set = metadata.into_iter().map(|(key, value)| (key, Some(value)));
             let patch = remove.into_iter().map(|key| (key, None)).chain(set).collect();
             let info = sandbox.handle(context).patch_metadata(patch).await?;
-            context.printer(output).object(streams, properties(&info), &to_json(&info)).await?;
-            Ok(exit::SUCCESS)
+            context.printer(output.output).object(streams, properties(&info), &to_json(&info)).await?;
         }
         SandboxAction::Endpoint { sandbox, port, output } => {
             let endpoint = sandbox.handle(context).endpoint(port).await?;
@@ -216,8 +186,7 @@ pub(crate) async fn run(
             let properties =
                 vec![("endpoint", Cell::from(&endpoint.endpoint)), ("headers", Cell::from(shown.join(", ")))];
             let json = json!({"endpoint": endpoint.endpoint, "headers": headers});
-            context.printer(output).object(streams, properties, &json).await?;
-            Ok(exit::SUCCESS)
+            context.printer(output.output).object(streams, properties, &json).await?;
         }
         SandboxAction::Health { sandbox, output } => {
             let sandbox = sandbox.handle(context);
@@ -225,93 +194,16 @@ pub(crate) async fn run(
             let healthy = result.is_ok();
             let properties = vec![("sandbox_id", Cell::from(sandbox.id())), ("healthy", Cell::from(healthy))];
             let json = json!({"sandbox_id": sandbox.id(), "healthy": healthy});
-            context.printer(output).object(streams, properties, &json).await?;
+            context.printer(output.output).object(streams, properties, &json).await?;
             if let Err(error) = result {
                 streams.note(&error.to_string()).await;
                 return Ok(exit::FAILURE);
             }
-            Ok(exit::SUCCESS)
         }
-        SandboxAction::Metrics { sandbox, output } => {
-            let metrics = sandbox.handle(context).metrics().await?;
-            let properties = vec![
-                ("cpu_count", Cell::from(metrics.cpu_count)),
-                ("cpu_used_percentage", Cell::from(format!("{:.1}", metrics.cpu_used_pct))),
-                ("memory_total_in_mib", Cell::from(format!("{:.1}", metrics.mem_total_mib))),
-                ("memory_used_in_mib", Cell::from(format!("{:.1}", metrics.mem_used_mib))),
-                ("timestamp", Cell::from(metrics.timestamp)),
-            ];
-            let json = json!({
-                "cpu_count": metrics.cpu_count,
-                "cpu_used_percentage": metrics.cpu_used_pct,
-                "memory_total_in_mib": metrics.mem_total_mib,
-                "memory_used_in_mib": metrics.mem_used_mib,
-                "timestamp": metrics.timestamp,
-            });
-            context.printer(output).object(streams, properties, &json).await?;
-            Ok(exit::SUCCESS)
+        SandboxAction::Metrics { sandbox, watch, output } => {
+            return metrics(context, &sandbox, watch, output.output, streams).await;
         }
     }
-}
-
-async fn create(context: &Context, args: CreateArgs, streams: &mut Streams) -> anyhow::Result<u8> {
-    let mut source = ("image", String::new());
-    let mut create = match (args.image.or_else(|| context.image.clone()), args.snapshot_id) {
-        (_, Some(id)) => {
-            source = ("snapshot_id", id.clone());
-            context.client.create_from_snapshot(id)
-        }
-        (Some(image), None) => {
-            source.1.clone_from(&image);
-            context.client.create(image)
-        }
-        (None, None) => bail!("no image: give --image NAME, for instance --image host"),
-    };
-    if let (Some(username), Some(password)) = (args.image_auth_username, args.image_auth_password) {
-        create = create.image_auth(username, password);
-    }
-    let lifetime = args.timeout.or(context.lifetime);
-    create = match lifetime {
-        Some(Lifetime::For(lifetime)) => create.timeout(lifetime),
-        Some(Lifetime::Endless) => create.no_timeout(),
-        None => create,
-    };
-    for (name, value) in args.env {
-        create = create.env(name, value);
-    }
-    for (key, value) in args.metadata {
-        create = create.metadata(key, value);
-    }
-    for (key, value) in args.extension {
-        create = create.extension(key, value);
-    }
-    for (name, amount) in args.resource {
-        create = create.resource(name, amount);
-    }
-    if !args.entrypoint.is_empty() {
-        create = create.entrypoint(args.entrypoint);
-    }
-    if let Some(limit) = args.ready_timeout {
-        create = create.ready_timeout(limit);
-    }
-    if args.skip_health_check {
-        create = create.skip_ready_check();
-    }
-    let sandbox = create.send().await?;
-    let timeout = match lifetime {
-        None => "sdk-default".to_owned(),
-        Some(Lifetime::Endless) => "manual-cleanup".to_owned(),
-        Some(Lifetime::For(lifetime)) => format_duration(lifetime),
-    };
-    let properties = vec![
-        ("id", Cell::from(sandbox.id())),
-        ("status", Cell::from("created")),
-        ("timeout", Cell::from(&timeout)),
-        (source.0, Cell::from(&source.1)),
-    ];
-    let mut json = json!({"id": sandbox.id(), "status": "created", "timeout": timeout});
-    json[source.0] = Value::from(source.1);
-    context.printer(args.output).object(streams, properties, &json).await?;
     Ok(exit::SUCCESS)
 }
 
@@ -319,8 +211,8 @@ async fn list(context: &Context, args: ListArgs, streams: &mut Streams) -> anyho
     let filter = ListFilter {
         states: args.state,
         metadata: args.metadata.into_iter().collect::<BTreeMap<_, _>>(),
-        page: args.page,
-        page_size: args.page_size,
+        page: args.page.page,
+        page_size: args.page.page_size,
     };
     let answer = context.client.list(&filter).await?;
     let rows = answer
@@ -348,8 +240,9 @@ async fn list(context: &Context, args: ListArgs, streams: &mut Streams) -> anyho
         },
     });
     let headings = ["id", "status", "image", "created_at", "expires_at"];
-    context.printer(args.output).list(streams, &headings, rows, &json).await?;
-    if page.has_next_page && args.output == Format::Table {
+    let output = args.output.output;
+    context.printer(output).list(streams, &headings, rows, &json).await?;
+    if page.has_next_page && output == Format::Table {
         let text = format!("page {} of {}; more with --page {}", page.page, page.total_pages, page.page + 1);
         streams.note(&text).await;
     }
@@ -367,10 +260,10 @@ async fn kill(
     let mut json = Vec::new();
     let mut code = exit::SUCCESS;
     for id in ids {
-        let status = match context.client.sandbox(&id).kill().await {
+        let status = match context.sandbox(&id).kill().await {
             Ok(()) => "terminated".to_owned(),
             Err(error) => {
-                streams.error(&error.into(), context.color_errors).await;
+                streams.failure(context, &error.into()).await;
                 code = exit::FAILURE;
                 "failed".to_owned()
             }
@@ -380,6 +273,88 @@ async fn kill(
     }
     context.printer(output).list(streams, &["sandbox_id", "status"], rows, &json).await?;
     Ok(code)
+}
+
+async fn metrics(
+    context: &Context,
+    sandbox: &SandboxArg,
+    watch: bool,
+    output: RawFormat,
+    streams: &mut Streams,
+) -> anyhow::Result<u8> {
+    let sandbox = sandbox.handle(context);
+    if !watch {
+        let measured = sandbox.metrics().await?;
+        show_metrics(context, sandbox.id(), &measured, output, streams).await?;
+        return Ok(exit::SUCCESS);
+    }
+    let mut signals = Signals::new()?;
+    let mut measurements = sandbox.watch_metrics().await?;
+    loop {
+        let measured = tokio::select! {
+            measured = measurements.next() => measured?,
+            signal = signals.next() => return Ok(exit::SIGNAL + signal),
+        };
+        let Some(measured) = measured else { return Ok(exit::SUCCESS) };
+        match output {
+            // One line for each measurement, so that the output can be read as it comes.
+            RawFormat::Json => {
+                let line = format!("{}\n", metrics_json(&measured));
+                streams.out(line.as_bytes()).await?;
+            }
+            RawFormat::Yaml => {
+                streams.out(b"---\n").await?;
+                show_metrics(context, sandbox.id(), &measured, output, streams).await?;
+            }
+            RawFormat::Table | RawFormat::Raw => {
+                streams.out(metrics_line(&measured).as_bytes()).await?;
+            }
+        }
+    }
+}
+
+async fn show_metrics(
+    context: &Context,
+    id: &str,
+    metrics: &Metrics,
+    output: RawFormat,
+    streams: &mut Streams,
+) -> anyhow::Result<()> {
+    let Some(format) = output.structured() else {
+        return Ok(streams.out(metrics_line(metrics).as_bytes()).await?);
+    };
+    let properties = vec![
+        ("sandbox_id", Cell::from(id)),
+        ("cpu_count", Cell::from(metrics.cpu_count)),
+        ("cpu_used_percentage", Cell::from(format!("{:.1}", metrics.cpu_used_pct))),
+        ("memory_total_in_mib", Cell::from(format!("{:.1}", metrics.mem_total_mib))),
+        ("memory_used_in_mib", Cell::from(format!("{:.1}", metrics.mem_used_mib))),
+        ("timestamp", Cell::from(metrics.timestamp)),
+    ];
+    context.printer(format).object(streams, properties, &metrics_json(metrics)).await
+}
+
+/// Measurements under the names that the SDKs give them.
+pub(crate) fn metrics_json(metrics: &Metrics) -> Value {
+    json!({
+        "cpu_count": metrics.cpu_count,
+        "cpu_used_percentage": metrics.cpu_used_pct,
+        "memory_total_in_mib": metrics.mem_total_mib,
+        "memory_used_in_mib": metrics.mem_used_mib,
+        "timestamp": metrics.timestamp,
+    })
+}
+
+fn metrics_line(metrics: &Metrics) -> String {
+    let at = jiff::Timestamp::from_millisecond(metrics.timestamp).unwrap_or_default();
+    format!(
+        "[{}] cpu={:.1}% cores={} mem={:.1}/{:.1}MiB\n",
+        at.strftime("%H:%M:%S"),
+        metrics.cpu_used_pct,
+        metrics.cpu_count,
+        metrics.mem_used_mib,
+        metrics.mem_total_mib
+    )
 }
 
 fn properties(info: &SandboxInfo) -> Vec<(&'static str, Cell)> {
@@ -404,7 +379,7 @@ fn properties(info: &SandboxInfo) -> Vec<(&'static str, Cell)> {
 }
 
 /// A sandbox as this program's JSON has it: names in snake_case, absent members as null.
-fn to_json(info: &SandboxInfo) -> Value {
+pub(crate) fn to_json(info: &SandboxInfo) -> Value {
     json!({
         "id": info.id,
         "status": {
@@ -414,24 +389,17 @@ fn to_json(info: &SandboxInfo) -> Value {
             "last_transition_at": info.status.last_transition_at,
         },
         "entrypoint": info.entrypoint,
-        "image": info.image.as_ref().map(|image| json!({"image": image.uri})),
+        "image": info.image.as_ref().map(|image| json!({"image": image.uri, "auth": null})),
         "snapshot_id": info.snapshot_id,
         "platform": info.platform,
+        "allocation": info.allocation.as_ref().map(|allocation| json!({
+            "mode": allocation.mode,
+            "pool_ref": allocation.pool_ref,
+            "state": allocation.state,
+        })),
         "metadata": info.metadata,
         "extensions": info.extensions,
         "created_at": info.created_at,
         "expires_at": info.expires_at,
     })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::key_value;
-
-    #[test]
-    fn pairs() {
-        assert_eq!(key_value("A=b=c"), Ok(("A".to_owned(), "b=c".to_owned())));
-        assert_eq!(key_value("A="), Ok(("A".to_owned(), String::new())));
-        assert!(key_value("A").is_err() && key_value("=x").is_err());
-    }
 }

@@ -1,10 +1,12 @@
 //! Settings: command line, then environment, then settings file, then the credentials of a local server.
 
-use std::path::{Path, PathBuf};
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
-use osb_client::{Client, Config, Credentials, Settings};
+use osb_client::{Client, Config, Credentials, Sandbox, Settings};
 use serde::Deserialize;
 
 use crate::Globals;
@@ -12,16 +14,30 @@ use crate::duration::{Lifetime, parse_lifetime};
 use crate::output::{Format, Printer};
 use crate::streams::{Streams, color_allowed};
 
+/// Variable that names the profile.
+pub(crate) const PROFILE: &str = "OPEN_SANDBOX_PROFILE";
+
 /// `~/.opensandbox/config.toml`. Unknown keys are let pass: other programs share the file.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct File {
+    profile: Option<String>,
+    connection: Connection,
+    output: Output,
+    defaults: Defaults,
+    profiles: BTreeMap<String, Profile>,
+}
+
+/// Settings that replace those of the file's other sections.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
+struct Profile {
     connection: Connection,
     output: Output,
     defaults: Defaults,
 }
 
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default)]
 struct Connection {
     api_key: Option<String>,
@@ -31,23 +47,88 @@ struct Connection {
     use_server_proxy: Option<bool>,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default)]
 struct Output {
-    color: bool,
+    color: Option<bool>,
 }
 
-impl Default for Output {
-    fn default() -> Self {
-        Self { color: true }
-    }
-}
-
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default)]
 struct Defaults {
     image: Option<String>,
     timeout: Option<String>,
+}
+
+impl Connection {
+    fn settings(self) -> Settings {
+        Settings {
+            domain: self.domain,
+            protocol: self.protocol,
+            api_key: self.api_key.filter(|key| !key.is_empty()),
+            request_timeout: self.request_timeout.filter(|&s| s > 0).map(Duration::from_secs),
+            use_server_proxy: self.use_server_proxy,
+        }
+    }
+}
+
+/// All settings, resolved; nothing has been connected to.
+#[derive(Debug)]
+pub(crate) struct Resolved {
+    pub(crate) config: Config,
+    pub(crate) color: bool,
+    pub(crate) image: Option<String>,
+    pub(crate) timeout: Option<String>,
+    pub(crate) profile: Option<String>,
+    /// Where the settings file is, or would be.
+    pub(crate) path: Option<PathBuf>,
+    pub(crate) file_exists: bool,
+}
+
+impl Resolved {
+    pub(crate) fn load(globals: &Globals, var: &impl Fn(&str) -> Option<String>) -> anyhow::Result<Self> {
+        let path = file_path(globals, var);
+        let (file, file_exists) = read_file(path.as_deref(), globals.config.is_some())?;
+        let var_profile = var(PROFILE).filter(|name| !name.trim().is_empty());
+        let name = globals.profile.clone().or(var_profile).or(file.profile);
+        let profile = match &name {
+            Some(name) => match file.profiles.get(name) {
+                Some(profile) => profile.clone(),
+                None => bail!("{}", no_profile(name, file.profiles.keys(), path.as_deref())),
+            },
+            None => Profile::default(),
+        };
+        let flags = Settings {
+            domain: globals.domain.clone(),
+            protocol: globals.protocol.clone(),
+            api_key: globals.api_key.clone(),
+            request_timeout: globals.request_timeout.map(Duration::from_secs),
+            use_server_proxy: match (globals.use_server_proxy, globals.no_use_server_proxy) {
+                (true, _) => Some(true),
+                (false, true) => Some(false),
+                (false, false) => None,
+            },
+        };
+        // A profile that was asked for on the command line is meant more than what the environment always says.
+        let (profile_settings, environment) = (profile.connection.settings(), Settings::from_env(var)?);
+        let settings = match globals.profile {
+            Some(_) => flags.or(profile_settings).or(environment),
+            None => flags.or(environment).or(profile_settings),
+        };
+        let settings = settings.or(file.connection.settings());
+        let text = |own: Option<String>, shared: Option<String>| {
+            own.filter(|text| !text.is_empty()).or(shared).filter(|text| !text.is_empty())
+        };
+        Ok(Self {
+            config: Config::resolve(settings, &Credentials::load(var)?)?,
+            color: profile.output.color.or(file.output.color).unwrap_or(true),
+            image: text(profile.defaults.image, file.defaults.image),
+            timeout: text(profile.defaults.timeout, file.defaults.timeout),
+            profile: name,
+            path,
+            file_exists,
+        })
+    }
 }
 
 /// What commands work with.
@@ -60,50 +141,47 @@ pub(crate) struct Context {
     pub(crate) lifetime: Option<Lifetime>,
     pub(crate) color_errors: bool,
     color_output: bool,
+    /// The sandbox a command was asked to work on, for a hint when there is none of that id.
+    asked: Mutex<Option<String>>,
 }
 
 impl Context {
-    pub(crate) fn load(
+    pub(crate) async fn load(
         globals: &Globals,
         var: &impl Fn(&str) -> Option<String>,
-        streams: &Streams,
+        streams: &mut Streams,
     ) -> anyhow::Result<Self> {
-        let file = read_file(globals.config.as_deref(), var)?;
-        let flags = Settings {
-            domain: globals.domain.clone(),
-            protocol: globals.protocol.clone(),
-            api_key: globals.api_key.clone(),
-            request_timeout: globals.request_timeout.map(Duration::from_secs),
-            use_server_proxy: match (globals.use_server_proxy, globals.no_use_server_proxy) {
-                (true, _) => Some(true),
-                (false, true) => Some(false),
-                (false, false) => None,
-            },
-        };
-        let stored = Settings {
-            domain: file.connection.domain,
-            protocol: file.connection.protocol,
-            api_key: file.connection.api_key.filter(|key| !key.is_empty()),
-            request_timeout: file.connection.request_timeout.filter(|&s| s > 0).map(Duration::from_secs),
-            use_server_proxy: file.connection.use_server_proxy,
-        };
-        let settings = flags.or(Settings::from_env(var)?).or(stored);
-        let client = Client::new(Config::resolve(settings, &Credentials::load(var)?)?)?;
-        let lifetime = match file.defaults.timeout {
+        let resolved = Resolved::load(globals, var)?;
+        if globals.verbose {
+            streams.note(&summary(&resolved)).await;
+        }
+        let lifetime = match &resolved.timeout {
             Some(text) => Some(
-                parse_lifetime(&text)
+                parse_lifetime(text)
                     .map_err(|error| anyhow::anyhow!("settings file, defaults.timeout: {error}"))?,
             ),
             None => None,
         };
-        let allowed = file.output.color && color_allowed(globals.no_color, var);
+        let allowed = resolved.color && color_allowed(globals.no_color, var);
         Ok(Self {
-            client,
-            image: file.defaults.image.filter(|image| !image.is_empty()),
+            client: Client::new(resolved.config)?,
+            image: resolved.image,
             lifetime,
             color_errors: allowed && streams.stderr_is_terminal,
             color_output: allowed && streams.stdout_is_terminal,
+            asked: Mutex::default(),
         })
+    }
+
+    /// The sandbox of this id.
+    pub(crate) fn sandbox(&self, id: &str) -> Sandbox {
+        *self.asked.lock().unwrap_or_else(PoisonError::into_inner) = Some(id.to_owned());
+        self.client.sandbox(id)
+    }
+
+    /// The sandbox that was last asked for.
+    pub(crate) fn asked(&self) -> Option<String> {
+        self.asked.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     pub(crate) fn printer(&self, format: Format) -> Printer {
@@ -111,22 +189,51 @@ impl Context {
     }
 }
 
-fn read_file(named: Option<&Path>, var: &impl Fn(&str) -> Option<String>) -> anyhow::Result<File> {
+fn summary(resolved: &Resolved) -> String {
+    let config = &resolved.config;
+    let key = if config.api_key.is_some() { "with" } else { "without" };
+    let file = match &resolved.path {
+        Some(path) if resolved.file_exists => format!("settings of {}", path.display()),
+        Some(path) => format!("no settings at {}", path.display()),
+        None => "no settings file".to_owned(),
+    };
+    let profile = resolved.profile.as_ref().map(|name| format!(", profile {name}")).unwrap_or_default();
+    let way = if config.use_server_proxy { "through the server" } else { "at addresses of their own" };
+    format!("{} {key} a key; sandboxes {way}; {file}{profile}", config.base_url())
+}
+
+fn no_profile<'a>(
+    name: &str,
+    known: impl Iterator<Item = &'a String>,
+    path: Option<&std::path::Path>,
+) -> String {
+    let known: Vec<&str> = known.map(String::as_str).collect();
+    let file = path.map_or_else(|| "the settings file".to_owned(), |path| path.display().to_string());
+    match known.is_empty() {
+        true => format!("there is no profile '{name}': {file} has no [profiles.{name}.connection]"),
+        false => format!("there is no profile '{name}' in {file}; it has: {}", known.join(", ")),
+    }
+}
+
+/// The settings file: the one named, else the usual one.
+pub(crate) fn file_path(globals: &Globals, var: &impl Fn(&str) -> Option<String>) -> Option<PathBuf> {
     let usual = || {
         var("HOME")
             .filter(|home| !home.is_empty())
             .map(|home| PathBuf::from(home).join(".opensandbox/config.toml"))
     };
-    let Some(path) = named.map(Path::to_path_buf).or_else(usual) else {
-        return Ok(File::default());
-    };
-    match std::fs::read_to_string(&path) {
+    globals.config.clone().or_else(usual)
+}
+
+fn read_file(path: Option<&std::path::Path>, named: bool) -> anyhow::Result<(File, bool)> {
+    let Some(path) = path else { return Ok((File::default(), false)) };
+    match std::fs::read_to_string(path) {
         Ok(text) => match toml::from_str(&text) {
-            Ok(file) => Ok(file),
+            Ok(file) => Ok((file, true)),
             // The message alone: the full text quotes the line, which may hold the key.
             Err(error) => bail!("{}: {}", path.display(), error.message()),
         },
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound && named.is_none() => Ok(File::default()),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound && !named => Ok((File::default(), false)),
         Err(error) => Err(error).with_context(|| path.display().to_string()),
     }
 }

@@ -13,6 +13,8 @@ pub struct Streams {
     pub stdout: Pin<Box<dyn AsyncWrite + Send>>,
     /// Standard error.
     pub stderr: Pin<Box<dyn AsyncWrite + Send>>,
+    /// Whether input is typed by a person.
+    pub stdin_is_terminal: bool,
     /// Whether output is read by a person.
     pub stdout_is_terminal: bool,
     /// Whether messages are read by a person.
@@ -33,6 +35,7 @@ impl Streams {
             stdin: Box::pin(tokio::io::stdin()),
             stdout: Box::pin(tokio::io::stdout()),
             stderr: Box::pin(tokio::io::stderr()),
+            stdin_is_terminal: std::io::stdin().is_terminal(),
             stdout_is_terminal: std::io::stdout().is_terminal(),
             stderr_is_terminal: std::io::stderr().is_terminal(),
         }
@@ -61,6 +64,14 @@ impl Streams {
         let label = if color { "\x1b[1;31merror:\x1b[0m" } else { "error:" };
         let text = crate::output::printable(&format!("{error:#}"));
         let _ = self.err(format!("{label} {text}\n").as_bytes()).await;
+    }
+
+    /// An error with its causes and, when it is about a sandbox that does not exist, the ids that may be meant.
+    pub(crate) async fn failure(&mut self, context: &crate::settings::Context, error: &anyhow::Error) {
+        self.error(error, context.color_errors).await;
+        if let Some(hint) = crate::suggest::for_error(context, error).await {
+            let _ = self.err(format!("hint: {}\n", crate::output::printable(&hint)).as_bytes()).await;
+        }
     }
 
     /// Whether messages on standard error may be coloured.
