@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 /// Why a sandbox was not made.
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug, Clone, thiserror::Error)]
 pub enum CreateError {
     /// No stored image and no alias has that name.
     #[error("image '{reference}' is not stored here{hint}")]
@@ -12,6 +12,14 @@ pub enum CreateError {
         reference: String,
         /// What to do, beginning with `: ` or empty.
         hint: String,
+    },
+    /// The image could not be fetched.
+    #[error("image '{reference}' could not be pulled: {error}")]
+    Fetch {
+        /// As asked for.
+        reference: String,
+        /// Why.
+        error: FetchError,
     },
     /// The entrypoint cannot be executed.
     #[error("entrypoint '{program}' cannot be executed: {reason}")]
@@ -35,6 +43,28 @@ pub enum CreateError {
     /// The machine failed.
     #[error("sandbox could not be started: {0}")]
     Failed(String),
+}
+
+/// Why an image could not be fetched. Texts tell what whoever asked can do and hold no secret.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum FetchError {
+    /// The request or the source's answer will be the same next time: no such image, no right to it, damaged.
+    #[error("{0}")]
+    Refused(String),
+    /// The image is there, but not for the platform.
+    #[error("{0}")]
+    Platform(String),
+    /// The source has had too many requests.
+    #[error("{reason}")]
+    Busy {
+        /// In its words.
+        reason: String,
+        /// When to try again.
+        retry_after: Duration,
+    },
+    /// The source does not answer, or failed.
+    #[error("{0}")]
+    Unavailable(String),
 }
 
 /// Why a call on the runtime failed.

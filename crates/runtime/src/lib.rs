@@ -4,6 +4,7 @@
 //! hands each row's [`Handle`] back after a restart.
 
 mod error;
+mod image;
 mod spec;
 mod stream;
 
@@ -12,7 +13,8 @@ use osb_protocol::ids::SandboxId;
 use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
 
-pub use error::{ConnectError, CreateError, RuntimeError};
+pub use error::{ConnectError, CreateError, FetchError, RuntimeError};
+pub use image::{Credentials, Fetch, FetchPhase, FetchProgress, Image, ImageSource, Platform};
 pub use spec::{Limits, SandboxSpec};
 pub use stream::Stream;
 
@@ -81,8 +83,14 @@ pub enum Adopted {
 /// Calls that change something run to their end even if the caller's future is dropped; the server spawns them.
 #[async_trait]
 pub trait Runtime: Send + Sync + 'static {
-    /// Makes a sandbox and starts its entrypoint. On error nothing is left.
-    async fn create(&self, spec: SandboxSpec) -> Result<Created, CreateError>;
+    /// Looks for an image on this machine. Quick: nothing is fetched. `None`: [`Runtime::fetch_image`] may get it.
+    async fn find_image(&self, source: &ImageSource) -> Result<Option<Image>, CreateError>;
+
+    /// Gets an image from where the runtime's images come from. Calls for the same image share one fetch.
+    fn fetch_image(&self, source: ImageSource) -> Fetch;
+
+    /// Makes a sandbox of an image and starts its entrypoint. On error nothing is left.
+    async fn create(&self, spec: SandboxSpec, image: Image) -> Result<Created, CreateError>;
 
     /// Takes back sandboxes of an earlier life, in the order given, and removes whatever this instance owns that
     /// no entry names. Called once, before anything else.

@@ -9,8 +9,6 @@ use osb_protocol::quantity::{CpuNanos, MemoryBytes};
 pub struct SandboxSpec {
     /// The id to use; `None` lets the runtime take a prepared one, which is faster.
     pub id: Option<SandboxId>,
-    /// Name of a stored image, an alias or a registry reference.
-    pub image: String,
     /// Program and arguments. Never empty.
     pub entrypoint: Vec<String>,
     /// The request's variables; they win over the image's.

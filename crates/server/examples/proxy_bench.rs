@@ -16,8 +16,8 @@ use futures_util::{StreamExt, stream};
 use http::{HeaderMap, StatusCode};
 use osb_protocol::ids::SandboxId;
 use osb_runtime::{
-    Adopted, ConnectError, CreateError, Created, Handle, Runtime, RuntimeError, RuntimeEvent, SandboxSpec,
-    Stream, Target,
+    Adopted, ConnectError, CreateError, Created, Fetch, Handle, Image, ImageSource, Runtime, RuntimeError,
+    RuntimeEvent, SandboxSpec, Stream, Target,
 };
 use osb_server::error::ApiError;
 use osb_server::proxy::{Options, Proxy, Sandboxes};
@@ -29,7 +29,13 @@ struct Fixed(SocketAddr);
 
 #[async_trait]
 impl Runtime for Fixed {
-    async fn create(&self, _spec: SandboxSpec) -> Result<Created, CreateError> {
+    async fn find_image(&self, _source: &ImageSource) -> Result<Option<Image>, CreateError> {
+        Ok(None)
+    }
+    fn fetch_image(&self, _source: ImageSource) -> Fetch {
+        unreachable!("nothing is created")
+    }
+    async fn create(&self, _spec: SandboxSpec, _image: Image) -> Result<Created, CreateError> {
         Err(CreateError::Failed("only connects".to_owned()))
     }
     async fn adopt(

@@ -1,10 +1,12 @@
 //! Every error that a client can see, and the one table that gives it status and code.
 
+use std::time::Duration;
+
 use axum::response::{IntoResponse, Response};
 use http::{HeaderValue, StatusCode, header};
 use osb_protocol::error::code;
 use osb_protocol::labels::LabelError;
-use osb_runtime::{ConnectError, CreateError, RuntimeError};
+use osb_runtime::{ConnectError, CreateError, FetchError, RuntimeError};
 use serde::Serialize;
 
 use crate::store::StoreError;
@@ -66,9 +68,26 @@ pub enum ApiError {
     /// A volume breaks a rule. The first member is the code.
     #[error("{1}")]
     Volume(&'static str, String),
-    /// The image is not here.
+    /// The image is not here and cannot be had.
     #[error("{0}")]
     ImagePull(String),
+    /// The image's registry wants to be left alone for a while.
+    #[error("{message}")]
+    ImagePullLater {
+        /// What it said.
+        message: String,
+        /// For `Retry-After`.
+        retry_after_seconds: u64,
+    },
+    /// The image's registry does not answer, or fails.
+    #[error("{0}")]
+    ImagePullUnavailable(String),
+    /// The sandbox went before it ran.
+    #[error("the sandbox was deleted before it ran")]
+    DeletedMeanwhile,
+    /// The server is about to end.
+    #[error("the server is stopping: create the sandbox again once it is back")]
+    Stopping,
     /// The sandbox did not start.
     #[error("{0}")]
     StartFailed(String),
@@ -209,6 +228,9 @@ impl ApiError {
             Self::DiagnosticsScope(_) => (StatusCode::BAD_REQUEST, code::DIAGNOSTICS_SCOPE_UNSUPPORTED),
             Self::Volume(code, _) => (StatusCode::BAD_REQUEST, code),
             Self::ImagePull(_) => (StatusCode::INTERNAL_SERVER_ERROR, code::IMAGE_PULL_FAILED),
+            Self::ImagePullLater { .. } => (StatusCode::TOO_MANY_REQUESTS, code::IMAGE_PULL_FAILED),
+            Self::ImagePullUnavailable(_) => (StatusCode::SERVICE_UNAVAILABLE, code::IMAGE_PULL_FAILED),
+            Self::DeletedMeanwhile => (StatusCode::CONFLICT, code::NOT_RUNNING),
             Self::StartFailed(_) => (StatusCode::INTERNAL_SERVER_ERROR, code::START_FAILED),
             Self::DeleteFailed(_) => (StatusCode::INTERNAL_SERVER_ERROR, code::DELETE_FAILED),
             Self::NotRunning => (StatusCode::CONFLICT, code::NOT_RUNNING),
@@ -225,7 +247,7 @@ impl ApiError {
             Self::RouteNotFound => (StatusCode::NOT_FOUND, code::UNKNOWN_ERROR),
             Self::MethodNotAllowed => (StatusCode::METHOD_NOT_ALLOWED, code::UNKNOWN_ERROR),
             Self::BodyTooLarge(_) => (StatusCode::PAYLOAD_TOO_LARGE, code::UNKNOWN_ERROR),
-            Self::Overloaded => (StatusCode::SERVICE_UNAVAILABLE, code::UNKNOWN_ERROR),
+            Self::Overloaded | Self::Stopping => (StatusCode::SERVICE_UNAVAILABLE, code::UNKNOWN_ERROR),
             Self::DiskFull | Self::Internal(_) => (StatusCode::INTERNAL_SERVER_ERROR, code::UNKNOWN_ERROR),
         }
     }
@@ -254,11 +276,14 @@ impl IntoResponse for ApiError {
             _ => {}
         }
         let mut response = (status, axum::Json(self.body(code))).into_response();
-        if let Self::Exhausted { retry_after_seconds, .. } = self {
-            response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(retry_after_seconds.max(1)));
-        }
-        if matches!(self, Self::Overloaded) {
-            response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
+        let seconds = match self {
+            Self::Exhausted { retry_after_seconds, .. }
+            | Self::ImagePullLater { retry_after_seconds, .. } => Some(retry_after_seconds.max(1)),
+            Self::Overloaded | Self::Stopping => Some(1),
+            _ => None,
+        };
+        if let Some(seconds) = seconds {
+            response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
         }
         response
     }
@@ -268,15 +293,30 @@ impl From<CreateError> for ApiError {
     fn from(error: CreateError) -> Self {
         match error {
             CreateError::ImageNotFound { .. } => Self::ImagePull(error.to_string()),
+            CreateError::Fetch { error: FetchError::Refused(_), .. } => Self::ImagePull(error.to_string()),
+            CreateError::Fetch { error: FetchError::Platform(_), .. } => {
+                Self::InvalidParameter(error.to_string())
+            }
+            CreateError::Fetch { error: FetchError::Busy { retry_after, .. }, .. } => Self::ImagePullLater {
+                message: error.to_string(),
+                retry_after_seconds: whole_seconds(retry_after),
+            },
+            CreateError::Fetch { error: FetchError::Unavailable(_), .. } => {
+                Self::ImagePullUnavailable(error.to_string())
+            }
             CreateError::Entrypoint { .. } => Self::InvalidParameter(error.to_string()),
             CreateError::InvalidParameter(message) => Self::InvalidParameter(message),
             CreateError::Exhausted { what, retry_after } => {
-                let seconds = retry_after.as_secs() + u64::from(retry_after.subsec_nanos() > 0);
-                Self::Exhausted { what, retry_after_seconds: seconds.max(1) }
+                Self::Exhausted { what, retry_after_seconds: whole_seconds(retry_after) }
             }
             CreateError::Failed(_) => Self::StartFailed(error.to_string()),
         }
     }
+}
+
+/// Rounded up, at least one.
+fn whole_seconds(wait: Duration) -> u64 {
+    (wait.as_secs() + u64::from(wait.subsec_nanos() > 0)).max(1)
 }
 
 impl From<StoreError> for ApiError {

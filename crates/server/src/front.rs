@@ -8,13 +8,14 @@ use axum::body::Body;
 use axum::extract::Request;
 use axum::response::{IntoResponse, Response};
 use futures_util::FutureExt;
-use http::uri::PathAndQuery;
-use http::{HeaderMap, HeaderValue, Method, StatusCode, Uri, header};
+use http::uri::{Authority, PathAndQuery};
+use http::{HeaderMap, HeaderValue, Method, StatusCode, Uri, Version, header};
 use osb_protocol::lifecycle::{API_KEY_HEADER, REQUEST_ID_HEADER};
 use subtle::ConstantTimeEq;
 use tower::ServiceExt;
 use tracing::Instrument;
 
+use crate::access::Access;
 use crate::api::{self, Mount};
 use crate::error::ApiError;
 use crate::proxy;
@@ -37,6 +38,7 @@ pub fn app(state: AppState) -> Router {
 async fn front(state: &AppState, routes: Router, request: Request) -> Response {
     let id = request_id(request.headers());
     let cors = Cors::of(request.headers());
+    let access = Access::begin(&request);
     let mut response = match cors.preflight(&request) {
         Some(response) => response,
         None => {
@@ -48,11 +50,18 @@ async fn front(state: &AppState, routes: Router, request: Request) -> Response {
         }
     };
     cors.apply(response.headers_mut());
+    if let Some(access) = access {
+        access.end(response.status(), &id);
+    }
     response.headers_mut().insert(REQUEST_ID_HEADER, id);
     response
 }
 
 async fn handle(state: &AppState, routes: Router, mut request: Request) -> Response {
+    if !has_good_host(&request) {
+        let message = "exactly one Host header is expected, with a host name and perhaps a port";
+        return ApiError::BadRequest(message.to_owned()).into_response();
+    }
     collapse_slashes(&mut request);
     let host = request.headers().get(header::HOST).cloned();
     let proxied = state.proxy().destination(request.uri(), host.as_ref()).is_some();
@@ -70,13 +79,34 @@ async fn handle(state: &AppState, routes: Router, mut request: Request) -> Respo
     route(routes, request).await
 }
 
+/// What RFC 9112 asks of the Host header: one in HTTP/1.1, never two, and nothing but a host in it.
+fn has_good_host(request: &Request) -> bool {
+    let mut hosts = request.headers().get_all(header::HOST).iter();
+    match (hosts.next(), hosts.next()) {
+        (None, _) => request.version() < Version::HTTP_11,
+        (Some(host), None) => {
+            let bytes = host.as_bytes();
+            bytes.is_empty() || (!bytes.contains(&b'@') && Authority::try_from(bytes).is_ok())
+        }
+        (Some(_), Some(_)) => false,
+    }
+}
+
+/// The client's scheme, as a proxy before this server tells it. Whoever lies misleads himself alone.
+fn scheme(headers: &HeaderMap) -> &'static str {
+    let told = headers.get("x-forwarded-proto").map(HeaderValue::as_bytes).unwrap_or_default();
+    let first = told.split(|byte| *byte == b',').next().unwrap_or_default();
+    if first.trim_ascii().eq_ignore_ascii_case(b"https") { "https" } else { "http" }
+}
+
 async fn route(routes: Router, mut request: Request) -> Response {
     let path = request.uri().path();
     let mount = if path.starts_with("/v1/") { "/v1" } else { "" };
     if path.len() > 1 && path.ends_with('/') {
         let host = request.headers().get(header::HOST).and_then(|host| host.to_str().ok()).map(str::to_owned);
         let uri = request.uri().clone();
-        return redirect(routes, &uri, host.as_deref())
+        let base = host.map(|host| format!("{}://{host}", scheme(request.headers())));
+        return redirect(routes, &uri, base.as_deref())
             .await
             .unwrap_or_else(|| ApiError::RouteNotFound.into_response());
     }
@@ -115,7 +145,7 @@ fn without_head(headers: &mut HeaderMap) {
 }
 
 /// A path that would match without the slash at its end leads there.
-async fn redirect(routes: Router, uri: &Uri, host: Option<&str>) -> Option<Response> {
+async fn redirect(routes: Router, uri: &Uri, base: Option<&str>) -> Option<Response> {
     let path = uri.path().trim_end_matches('/');
     let query = uri.query().map(|query| format!("?{query}")).unwrap_or_default();
     let target = format!("{path}{query}");
@@ -123,7 +153,7 @@ async fn redirect(routes: Router, uri: &Uri, host: Option<&str>) -> Option<Respo
     if path.is_empty() || probe(routes, wanted).await.status() != StatusCode::METHOD_NOT_ALLOWED {
         return None;
     }
-    let location = host.map_or_else(|| target.clone(), |host| format!("http://{host}{target}"));
+    let location = base.map_or_else(|| target.clone(), |base| format!("{base}{target}"));
     let location = HeaderValue::try_from(location).ok()?;
     Some((StatusCode::TEMPORARY_REDIRECT, [(header::LOCATION, location)]).into_response())
 }

@@ -3,6 +3,7 @@
 //! [`config::load`] finds the settings, [`bind`] makes the listener, [`serve`] does the rest. [`app`] is the same
 //! API as a service, for tests.
 
+mod access;
 mod api;
 pub mod config;
 pub mod error;
@@ -14,6 +15,7 @@ pub mod state;
 pub mod store;
 mod unread;
 
+pub use access::TARGET as ACCESS_TARGET;
 pub use api::document as openapi;
 pub use front::app;
 pub use sandbox::StartError;

@@ -124,6 +124,7 @@ async fn accept(state: &AppState, listener: &TcpListener, shutdown: impl Future<
             }
         }
     }
+    state.begin_stop();
     drop(stop);
     connections.close();
     if tokio::time::timeout(server.graceful_shutdown, connections.wait()).await.is_err() {

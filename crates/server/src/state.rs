@@ -9,6 +9,7 @@ use osb_protocol::lifecycle::SECURE_ACCESS_HEADER;
 use osb_runtime::Runtime;
 use subtle::ConstantTimeEq;
 use tokio::task::AbortHandle;
+use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::config::Config;
@@ -32,6 +33,7 @@ struct Inner {
     deadlines: Deadlines,
     arrivals: Arrivals,
     tasks: TaskTracker,
+    stopping: CancellationToken,
     background: Background,
 }
 
@@ -73,6 +75,7 @@ impl AppState {
             deadlines: Deadlines::default(),
             arrivals: Arrivals::default(),
             tasks: TaskTracker::new(),
+            stopping: CancellationToken::new(),
             background: Background::default(),
         };
         Self { inner: Arc::new(inner) }
@@ -143,8 +146,19 @@ impl AppState {
         &self.inner.background
     }
 
+    /// Gives up whatever may take long, so that the server's end does not wait for it.
+    pub fn begin_stop(&self) {
+        self.inner.stopping.cancel();
+    }
+
+    /// Resolves when the server is about to end.
+    pub(crate) async fn stopping(&self) {
+        self.inner.stopping.cancelled().await;
+    }
+
     /// Ends what runs in the background and waits, at most `grace`, for changes under way.
     pub async fn stop(&self, grace: Duration) {
+        self.begin_stop();
         self.inner.tasks.close();
         if tokio::time::timeout(grace, self.inner.tasks.wait()).await.is_err() {
             tracing::warn!(left = self.inner.tasks.len(), "changes under way did not end in time");

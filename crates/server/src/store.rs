@@ -19,7 +19,7 @@ use rustix::fs::{FlockOperation, flock};
 use sqlx::sqlite::{
     SqliteArguments, SqliteConnectOptions, SqliteConnection, SqliteJournalMode, SqliteRow, SqliteSynchronous,
 };
-use sqlx::{ConnectOptions, Connection, Row};
+use sqlx::{ConnectOptions, Connection, Row as _};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::sandbox::{Changing, Origin, Status};
@@ -88,6 +88,17 @@ impl From<sqlx::Error> for StoreError {
 
 type Reply = oneshot::Sender<Result<(), StoreError>>;
 
+/// A stored sandbox.
+#[derive(Debug)]
+pub struct Row {
+    /// What was fixed when it was made.
+    pub origin: Origin,
+    /// What the runtime wants back after a restart.
+    pub handle: Handle,
+    /// What changes over its life.
+    pub changing: Changing,
+}
+
 /// One write, ready to be executed.
 struct Write {
     sql: &'static str,
@@ -108,7 +119,7 @@ impl Store {
     ///
     /// # Errors
     /// When another server holds the file, or it cannot be used.
-    pub async fn open(path: &Path) -> Result<(Self, Vec<(Origin, Changing)>), StoreError> {
+    pub async fn open(path: &Path) -> Result<(Self, Vec<Row>), StoreError> {
         if path.as_os_str().len() > LONGEST_PATH {
             return Err(StoreError::TooLong(path.as_os_str().len() - LONGEST_PATH));
         }
@@ -131,7 +142,12 @@ impl Store {
     ///
     /// # Errors
     /// The file cannot be written.
-    pub async fn insert(&self, origin: &Origin, changing: &Changing) -> Result<(), StoreError> {
+    pub async fn insert(
+        &self,
+        origin: &Origin,
+        handle: &Handle,
+        changing: &Changing,
+    ) -> Result<(), StoreError> {
         let mut arguments = Bind::default();
         arguments
             .text(origin.id.to_string())
@@ -142,7 +158,7 @@ impl Store {
             .text(json(&origin.extensions))
             .text(json(&origin.limits))
             .maybe(origin.endpoint_token.clone())
-            .text(json(&origin.handle))
+            .text(json(handle))
             .changing(changing);
         self.write(INSERT, arguments).await
     }
@@ -182,13 +198,11 @@ impl Store {
     }
 }
 
-type Sandboxes = Vec<(Origin, Changing)>;
-
 /// Opens the file, brings its schema up to date and reads it. Boxed, so that callers may move between threads: the
 /// compiler cannot prove it through the migrator's own future.
 fn connect(
     options: SqliteConnectOptions,
-) -> BoxFuture<'static, Result<(SqliteConnection, Sandboxes), StoreError>> {
+) -> BoxFuture<'static, Result<(SqliteConnection, Vec<Row>), StoreError>> {
     Box::pin(async move {
         let mut connection = options.connect().await?;
         sqlx::migrate!("./migrations")
@@ -355,7 +369,7 @@ fn json<T: serde::Serialize>(value: &T) -> String {
     serde_json::to_string(value).unwrap_or_default()
 }
 
-fn read_row(row: &SqliteRow) -> Result<(Origin, Changing), StoreError> {
+fn read_row(row: &SqliteRow) -> Result<Row, StoreError> {
     let id: String = row.try_get("id")?;
     let broken = |column| StoreError::Row { id: id.clone(), column };
     let time = |column| -> Result<Option<WireTime>, StoreError> {
@@ -376,9 +390,9 @@ fn read_row(row: &SqliteRow) -> Result<(Origin, Changing), StoreError> {
         extensions: column(row, "extensions")?.ok_or_else(|| broken("extensions"))?,
         limits: column(row, "limits")?.ok_or_else(|| broken("limits"))?,
         endpoint_token: row.try_get("endpoint_token")?,
-        // One that cannot be read finds nothing, and the sandbox is told as lost.
-        handle: column(row, "handle")?.unwrap_or(Handle(serde_json::Value::Null)),
     };
+    // One that cannot be read finds nothing, and the sandbox is told as lost.
+    let handle = column(row, "handle")?.unwrap_or(Handle(serde_json::Value::Null));
     let changing = Changing {
         status: Status {
             state: SandboxState::from(row.try_get::<&str, _>("state")?),
@@ -391,7 +405,7 @@ fn read_row(row: &SqliteRow) -> Result<(Origin, Changing), StoreError> {
         expires_at: time("expires_at")?,
         gone: false,
     };
-    Ok((origin, changing))
+    Ok(Row { origin, handle, changing })
 }
 
 fn column<T: serde::de::DeserializeOwned>(

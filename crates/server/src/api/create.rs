@@ -7,12 +7,12 @@ use osb_protocol::lifecycle::{
     CreateSandboxRequest, LifecycleHook, MIN_TIMEOUT_SECONDS, PeriodicLifecycleHook, PlatformSpec,
 };
 use osb_protocol::time::WireTime;
-use osb_runtime::{Limits, SandboxSpec};
+use osb_runtime::{Credentials, ImageSource, Limits, Platform, SandboxSpec};
 
 use super::volumes;
 use crate::config::Config;
 use crate::error::{ApiError, Issue, Loc};
-use crate::sandbox::{Order, RENEW_EXTENSION};
+use crate::sandbox::{Kept, Order, RENEW_EXTENSION, SHOWN_EXTENSIONS};
 
 /// Variable that carries hooks to a daemon; not for clients.
 const LIFECYCLE_VARIABLE: &str = "OPENSANDBOX_LIFECYCLE";
@@ -37,7 +37,7 @@ const EGRESS_VARIABLES: [&str; 11] = [
 pub(crate) fn check(request: CreateSandboxRequest, config: &Config) -> Result<Order, ApiError> {
     let created_at = WireTime::now();
     validate(&request)?;
-    let extensions = request.extensions.unwrap_or_default();
+    let mut extensions = request.extensions.unwrap_or_default();
     check_extensions(&extensions)?;
     if is_set(request.snapshot_id.as_deref()) {
         return Err(ApiError::SnapshotNotFound);
@@ -64,25 +64,36 @@ pub(crate) fn check(request: CreateSandboxRequest, config: &Config) -> Result<Or
     let env = check_env(request.env.unwrap_or_default())?;
     check_size(&command, &env)?;
     volumes::check(request.volumes.as_deref().unwrap_or_default(), &config.allowed_host_paths)?;
-    let image = request.image.map(|image| image.uri.trim().to_owned()).unwrap_or_default();
+    let (name, auth) =
+        request.image.map(|image| (image.uri.trim().to_owned(), image.auth)).unwrap_or_default();
+    let image = ImageSource {
+        name,
+        platform: platform
+            .as_ref()
+            .map(|platform| Platform { os: platform.os.clone(), arch: platform.arch.clone() }),
+        credentials: auth.map(|auth| Credentials { username: auth.username, password: auth.password }),
+    };
+    extensions.retain(|key, _| key == RENEW_EXTENSION || key.starts_with(SHOWN_EXTENSIONS));
     let endpoint_token = (request.secure_access || config.server.require_endpoint_token).then(token);
     Ok(Order {
         spec: SandboxSpec {
             id: None,
-            image,
             entrypoint: command,
             env,
             limits: work,
             line_endings: config.execd.line_endings,
         },
-        created_at,
-        expires_at,
-        entrypoint,
-        platform,
-        metadata,
-        extensions,
-        limits,
-        endpoint_token,
+        image,
+        kept: Kept {
+            created_at,
+            expires_at,
+            entrypoint,
+            platform,
+            metadata,
+            extensions,
+            limits,
+            endpoint_token,
+        },
     })
 }
 

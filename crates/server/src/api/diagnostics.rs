@@ -109,6 +109,9 @@ fn scope(query: &Query, own: &'static str) -> Result<Option<&'static str>, ApiEr
 
 /// The last `tail` lines of the entrypoint's output, and whether there are more.
 async fn log(state: &AppState, record: &Record, tail: usize) -> Result<(String, bool), ApiError> {
+    if record.now().status.state == SandboxState::Pending {
+        return Ok((String::new(), false));
+    }
     let bytes = state.runtime().entrypoint_log(record.id(), LOG_BYTES).await?;
     let text = String::from_utf8_lossy(&bytes);
     let body = text.strip_suffix('\n').unwrap_or(&text);
@@ -146,8 +149,7 @@ fn inline(record: &Record, kind: DiagnosticKind, scope: &str, text: String, trun
 }
 
 fn event_text(record: &Record) -> String {
-    let now = record.now();
-    let status = &now.status;
+    let status = record.status();
     let mut text = format!("Container:  {0} (sandbox-{0})\n", record.id());
     let _ = writeln!(text, "Status:     {}", word(&status.state));
     let _ = writeln!(text, "Created:    {}", record.origin.created_at);
@@ -157,6 +159,8 @@ fn event_text(record: &Record) -> String {
         if let Some(code) = status.exit_code {
             let _ = writeln!(text, "Event:      Exited with code {code}");
         }
+    } else if status.state == SandboxState::Pending {
+        let _ = writeln!(text, "Event:      {} - {}", status.reason, status.message);
     } else {
         text.push_str("(no notable events)\n");
     }

@@ -6,6 +6,7 @@ use http::{HeaderMap, header};
 use serde::de::DeserializeOwned;
 use serde_path_to_error::Segment;
 
+use super::objects::Objects;
 use crate::error::{ApiError, Issue, Loc};
 use crate::state::AppState;
 
@@ -14,9 +15,6 @@ pub(crate) const BODY_LIMIT: usize = 4 << 20;
 
 /// Which members of a request object may be unknown. Decided here for all of them.
 pub(crate) trait Closed {
-    /// Whether the body is a list.
-    const LIST: bool = false;
-
     /// Whether an unknown member at `path` (names joined by dots) is refused even when the server is not strict.
     fn always(path: &str) -> bool {
         let _ = path;
@@ -43,13 +41,8 @@ impl Closed for osb_protocol::lifecycle::PatchSandboxMetadataRequest {}
 impl Closed for osb_protocol::lifecycle::RenewSandboxExpirationRequest {}
 impl Closed for osb_protocol::lifecycle::MetricsEvent {}
 impl Closed for osb_protocol::lifecycle::NetworkPolicy {}
-impl Closed for Vec<osb_protocol::lifecycle::NetworkRule> {
-    const LIST: bool = true;
-}
-
-impl Closed for Vec<String> {
-    const LIST: bool = true;
-}
+impl Closed for Vec<osb_protocol::lifecycle::NetworkRule> {}
+impl Closed for Vec<String> {}
 
 /// A JSON body.
 pub(crate) struct Json<T>(pub(crate) T);
@@ -106,10 +99,6 @@ pub(crate) fn parse<T: DeserializeOwned + Closed>(
     if !is_json(headers) {
         return Err(issue("content_type", "a JSON body with Content-Type: application/json is expected"));
     }
-    // The parser would take a list for an object, member by member.
-    if !T::LIST && bytes.trim_ascii_start().starts_with(b"[") {
-        return Err(issue("value_error", "an object is expected"));
-    }
     let mut unknown = Vec::new();
     let mut json = serde_json::Deserializer::from_slice(bytes);
     let mut ignored = |path: serde_ignored::Path<'_>| {
@@ -118,7 +107,8 @@ pub(crate) fn parse<T: DeserializeOwned + Closed>(
             unknown.push(path);
         }
     };
-    let read: T = serde_path_to_error::deserialize(serde_ignored::Deserializer::new(&mut json, &mut ignored))
+    let objects = Objects(serde_ignored::Deserializer::new(&mut json, &mut ignored));
+    let read: T = serde_path_to_error::deserialize(objects)
         .map_err(|error| ApiError::Validation(vec![describe(&error)]))?;
     json.end().map_err(|_| issue("json_invalid", "one JSON value and nothing behind it is expected"))?;
     if unknown.is_empty() {
@@ -166,6 +156,10 @@ fn describe(error: &serde_path_to_error::Error<serde_json::Error>) -> Issue {
     }
     if text.starts_with("duplicate field `") {
         return Issue { kind: "duplicate", loc, msg: "a member is sent twice".to_owned() };
+    }
+    if text.starts_with("lone leading surrogate") || text.starts_with("unexpected end of hex escape") {
+        let msg = "a text holds half of a surrogate pair (\\ud800 to \\udfff), which is no character";
+        return Issue { kind: "value_error", loc, msg: msg.to_owned() };
     }
     if !error.inner().is_data() {
         let msg = format!("the body is not valid JSON (line {})", error.inner().line());

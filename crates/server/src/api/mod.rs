@@ -5,6 +5,7 @@ mod diagnostics;
 mod docs;
 mod extract;
 mod metrics;
+mod objects;
 mod openapi;
 mod policy;
 mod sandboxes;

@@ -114,7 +114,8 @@ fn matches(record: &Record, states: &[&str], metadata: &BTreeMap<String, String>
         && metadata.iter().all(|(key, value)| now.metadata.get(key) == Some(value))
 }
 
-/// The filter is a query string inside the query string: each key and value may be encoded once more.
+/// The filter is a query string inside the query string: each key and value may be encoded once more, and by some old
+/// clients twice.
 pub(super) fn parse_filter(text: &str) -> Result<BTreeMap<String, String>, ApiError> {
     if text.is_empty() {
         return Ok(BTreeMap::new());
@@ -122,7 +123,21 @@ pub(super) fn parse_filter(text: &str) -> Result<BTreeMap<String, String>, ApiEr
     if text.split('&').any(|part| !part.contains('=')) {
         return Err(ApiError::InvalidMetadataFormat);
     }
-    Ok(url::form_urlencoded::parse(text.as_bytes()).into_owned().collect())
+    Ok(url::form_urlencoded::parse(text.as_bytes())
+        .map(|(key, value)| (label(&key), label(&value)))
+        .collect())
+}
+
+/// Takes the further layers of encoding off. No key and no value of a label holds a percent sign.
+fn label(text: &str) -> String {
+    let mut text = text.to_owned();
+    for _ in 0..2 {
+        if !text.contains('%') {
+            break;
+        }
+        text = url::form_urlencoded::parse(text.as_bytes()).map(|(first, _)| first).collect();
+    }
+    text
 }
 
 /// `DELETE /sandboxes/{id}`.

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use osb_protocol::quantity::{CpuNanos, MemoryBytes};
 
+use super::images::{ImagesConfig, RegistryConfig};
 use super::reader::Section;
 
 /// What sandboxes may reach.
@@ -91,6 +92,10 @@ pub struct EmbeddedConfig {
     pub max_sandboxes: usize,
     /// `image_aliases`, default empty: other names of stored images, alias to name.
     pub image_aliases: BTreeMap<String, String>,
+    /// `[embedded.images]`.
+    pub images: ImagesConfig,
+    /// `[embedded.registries]`, by host.
+    pub registries: BTreeMap<String, RegistryConfig>,
     /// `endpoint_suffix`, no default: domain under which `PORT-ID.<suffix>` reaches a sandbox's port on the
     /// server's own listener. `localhost` works in browsers without DNS.
     pub endpoint_suffix: Option<String>,
@@ -145,6 +150,8 @@ impl EmbeddedConfig {
             user_namespace: section.word("user_namespace", &namespaces, UserNamespaceMode::Auto),
             max_sandboxes: section.int_or("max_sandboxes", 1..=65_536, 2000),
             image_aliases: section.map("image_aliases"),
+            images: ImagesConfig::read(section.section("images")),
+            registries: RegistryConfig::read_all(&mut section),
             endpoint_suffix: section
                 .text("endpoint_suffix")
                 .map(|s| s.trim().trim_matches('.').to_lowercase()),

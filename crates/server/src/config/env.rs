@@ -14,6 +14,8 @@ pub const INSECURE: &str = "OPENSANDBOX_INSECURE_SERVER";
 pub const SECURE_ACCESS_KEYS: &str = "OPENSANDBOX_SECURE_ACCESS_KEYS";
 /// Active key of signed routes; goes with [`SECURE_ACCESS_KEYS`].
 pub const SECURE_ACCESS_ACTIVE_KEY: &str = "OPENSANDBOX_SECURE_ACCESS_ACTIVE_KEY";
+/// Directory of Docker's client configuration.
+pub const DOCKER_CONFIG: &str = "DOCKER_CONFIG";
 /// Base of every `~`.
 pub const HOME: &str = "HOME";
 /// Set by sudo: the user behind it.

@@ -2,6 +2,7 @@
 
 mod embedded;
 pub mod env;
+mod images;
 mod peers;
 mod reader;
 mod server;
@@ -13,6 +14,7 @@ use toml::de::DeTable;
 
 pub use embedded::{DefaultLimits, EmbeddedConfig, NetworkMode, Range4, UserNamespaceMode};
 pub use env::Env;
+pub use images::{ImagesConfig, PullPolicy, RegistryConfig};
 pub use server::{ExecdConfig, LogConfig, LogLevel, RenewIntentConfig, Secret, ServerConfig, StoreConfig};
 pub use source::{Credentials, Loaded, Source, load};
 

@@ -96,6 +96,20 @@ impl<'f, 'a> Section<'f, 'a> {
         section
     }
 
+    /// The tables below a table, by name. No variable stands for a key of theirs.
+    pub(super) fn named_sections(&mut self, key: &str) -> Vec<(String, Section<'f, 'a>)> {
+        let mut all = self.section(key);
+        all.from_env = false;
+        let names: Vec<String> = all.table.keys().map(|name| name.get_ref().to_string()).collect();
+        names
+            .into_iter()
+            .map(|name| {
+                let section = all.section(&name);
+                (name, section)
+            })
+            .collect()
+    }
+
     /// A list of tables.
     pub(super) fn sections(&mut self, key: &str) -> Vec<Section<'f, 'a>> {
         let path = self.name(key);

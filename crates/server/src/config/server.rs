@@ -91,7 +91,8 @@ pub struct LogConfig {
     pub file_enabled: bool,
     /// `file_path`, default `~/logs/opensandbox/server.log`.
     pub file_path: PathBuf,
-    /// `access_file_path`, default `~/logs/opensandbox/access.log`.
+    /// `access_file_path`, default `~/logs/opensandbox/access.log`: one line per request, whatever the level;
+    /// written only beside `file_path`.
     pub access_file_path: PathBuf,
     /// `file_max_bytes`, default 104857600: size at which a file is put aside.
     pub file_max_bytes: u64,

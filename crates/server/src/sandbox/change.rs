@@ -72,7 +72,10 @@ impl AppState {
             return Err(ApiError::SandboxNotFound);
         }
         let next = next(record)?;
-        self.store().update(record.id(), &next).await.map_err(ApiError::from)?;
+        // A pending sandbox is stored once it runs, with what it has become by then.
+        if next.status.state != SandboxState::Pending {
+            self.store().update(record.id(), &next).await.map_err(ApiError::from)?;
+        }
         *record.now() = next;
         Ok(())
     }

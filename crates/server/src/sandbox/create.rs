@@ -7,7 +7,7 @@ use std::time::Instant;
 use osb_protocol::ids::SandboxId;
 use osb_protocol::lifecycle::PlatformSpec;
 use osb_protocol::time::WireTime;
-use osb_runtime::{Ended, SandboxSpec};
+use osb_runtime::{Ended, Handle, ImageSource, SandboxSpec};
 use tokio::sync::oneshot;
 
 use super::record::{Changing, Origin, Record, Status};
@@ -19,6 +19,15 @@ use crate::state::AppState;
 pub(crate) struct Order {
     /// For the runtime.
     pub(crate) spec: SandboxSpec,
+    /// What it is made of.
+    pub(crate) image: ImageSource,
+    /// What the server keeps of it.
+    pub(crate) kept: Kept,
+}
+
+/// What is kept of a sandbox to make. The account at the registry is no part of it.
+#[derive(Debug)]
+pub(crate) struct Kept {
     /// When the call began.
     pub(crate) created_at: WireTime,
     /// When it shall be removed.
@@ -29,12 +38,30 @@ pub(crate) struct Order {
     pub(crate) platform: Option<PlatformSpec>,
     /// Labels.
     pub(crate) metadata: BTreeMap<String, String>,
-    /// Extensions as asked for.
+    /// Extensions that are kept.
     pub(crate) extensions: BTreeMap<String, String>,
     /// Limits as asked for.
     pub(crate) limits: BTreeMap<String, String>,
     /// Token that its endpoints demand.
     pub(crate) endpoint_token: Option<String>,
+}
+
+impl Kept {
+    /// As a record holds it.
+    pub(super) fn split(self, id: SandboxId, image: String, status: Status) -> (Origin, Changing) {
+        let origin = Origin {
+            id,
+            created_at: self.created_at,
+            image,
+            platform: self.platform,
+            entrypoint: self.entrypoint,
+            extensions: self.extensions,
+            limits: self.limits,
+            endpoint_token: self.endpoint_token,
+        };
+        let changing = Changing { status, metadata: self.metadata, expires_at: self.expires_at, gone: false };
+        (origin, changing)
+    }
 }
 
 /// A sandbox on its way to whoever asked for it. Dropped without [`Delivery::accept`] the sandbox is deleted: the
@@ -74,53 +101,68 @@ impl AppState {
     /// # Errors
     /// Nothing is left of a sandbox that could not be made.
     pub(crate) async fn create(&self, order: Order) -> Result<Delivery, ApiError> {
-        let (reply, answer) = oneshot::channel();
+        let (mut reply, answer) = oneshot::channel();
         let state = self.clone();
         self.tasks().spawn(async move {
-            let arrival = state.arrivals().begin();
-            let result = state.make(order).await;
-            state.arrivals().end(arrival);
+            let result = state.make(order, &mut reply).await;
             // When the receiver is gone this drops the delivery, which deletes the sandbox.
             let _ = reply.send(result);
         });
         answer.await.map_err(|_| ApiError::Internal("create task ended without an answer".to_owned()))?
     }
 
-    async fn make(&self, order: Order) -> Result<Delivery, ApiError> {
-        let Order {
-            spec, created_at, expires_at, entrypoint, platform, metadata, extensions, limits, ..
-        } = order;
-        let image = spec.image.clone();
-        let created = self.runtime().create(spec).await?;
-        let mut stages = created.stages;
-        let origin = Origin {
-            id: created.id,
-            created_at,
-            image,
-            platform,
-            entrypoint,
-            extensions,
-            limits,
-            endpoint_token: order.endpoint_token,
-            handle: created.handle,
+    async fn make<T>(&self, order: Order, client: &mut oneshot::Sender<T>) -> Result<Delivery, ApiError> {
+        let Some(image) = self.runtime().find_image(&order.image).await? else {
+            // Rare and large: kept out of the future of every create.
+            return Box::pin(self.make_later(order, client)).await;
         };
-        let changing =
-            Changing { status: Status::running(WireTime::now()), metadata, expires_at, gone: false };
-        let began = Instant::now();
-        if let Err(error) = self.store().insert(&origin, &changing).await {
-            if let Err(left) = self.runtime().delete(origin.id).await {
-                tracing::error!(sandbox = %origin.id, %left, "sandbox without a record could not be removed");
-            }
-            return Err(error.into());
-        }
-        stages.push(("store", u32::try_from(began.elapsed().as_micros()).unwrap_or(u32::MAX)));
+        let arrival = self.arrivals().begin();
+        let created = self.runtime().create(order.spec, image).await?;
+        let mut stages = created.stages;
+        let status = Status::running(WireTime::now());
+        let (origin, changing) = order.kept.split(created.id, order.image.name, status);
+        self.store_new(&origin, &created.handle, &changing, &mut stages).await?;
         let record = Record::new(origin, changing);
         self.index().insert(Arc::clone(&record));
         self.schedule(&record);
-        if let Some(ended) = self.arrivals().take(record.id()) {
-            self.ended(&record, &ended).await;
+        self.settle(&record).await;
+        drop(arrival);
+        Ok(self.delivery(&record, stages))
+    }
+
+    /// Writes the row of a sandbox that runs; one without a row must not run.
+    pub(super) async fn store_new(
+        &self,
+        origin: &Origin,
+        handle: &Handle,
+        changing: &Changing,
+        stages: &mut Vec<(&'static str, u32)>,
+    ) -> Result<(), ApiError> {
+        let began = Instant::now();
+        if let Err(error) = self.store().insert(origin, handle, changing).await {
+            self.discard(origin.id).await;
+            return Err(error.into());
         }
-        Ok(Delivery { record, stages, state: Some(self.clone()) })
+        stages.push(("store", u32::try_from(began.elapsed().as_micros()).unwrap_or(u32::MAX)));
+        Ok(())
+    }
+
+    /// Ends a sandbox that nobody knows yet.
+    pub(super) async fn discard(&self, id: SandboxId) {
+        if let Err(error) = self.runtime().delete(id).await {
+            tracing::error!(sandbox = %id, %error, "sandbox without a record could not be removed");
+        }
+    }
+
+    /// Shows an ending that came before the record did.
+    pub(super) async fn settle(&self, record: &Arc<Record>) {
+        if let Some(ended) = self.arrivals().take(record.id()) {
+            self.ended(record, &ended).await;
+        }
+    }
+
+    pub(super) fn delivery(&self, record: &Arc<Record>, stages: Vec<(&'static str, u32)>) -> Delivery {
+        Delivery { record: Arc::clone(record), stages, state: Some(self.clone()) }
     }
 }
 
@@ -139,12 +181,13 @@ struct InFlight {
 }
 
 impl Arrivals {
-    fn begin(&self) -> u64 {
+    /// Tells that a create has begun, until the answer is dropped.
+    pub(super) fn begin(&self) -> Arrival<'_> {
         let mut inner = self.lock();
         let number = inner.next;
         inner.next += 1;
         inner.running.insert(number);
-        number
+        Arrival { arrivals: self, number }
     }
 
     fn end(&self, number: u64) {
@@ -174,6 +217,18 @@ impl Arrivals {
     }
 }
 
+/// A create under way.
+pub(super) struct Arrival<'a> {
+    arrivals: &'a Arrivals,
+    number: u64,
+}
+
+impl Drop for Arrival<'_> {
+    fn drop(&mut self) {
+        self.arrivals.end(self.number);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -194,9 +249,9 @@ mod tests {
         arrivals.keep(b, ended());
         assert_eq!(arrivals.take(a), Some(ended()));
         arrivals.keep(a, ended());
-        arrivals.end(first);
+        drop(first);
         assert_eq!(arrivals.lock().endings.len(), 2, "the second create may still look");
-        arrivals.end(second);
+        drop(second);
         assert_eq!(arrivals.lock().endings.len(), 0);
     }
 }

@@ -33,6 +33,11 @@ impl AppState {
                 return Err(ApiError::SandboxNotFound);
             }
             let before = now.status.clone();
+            if before.state == SandboxState::Pending {
+                drop(now);
+                self.withdraw(record);
+                return Ok(());
+            }
             if before.state != SandboxState::Stopping {
                 now.status = stopping(before.exit_code);
             }
@@ -65,6 +70,14 @@ impl AppState {
                 Err(ApiError::DeleteFailed(cause))
             }
         }
+    }
+
+    /// Takes a pending sandbox away. Its create, which alone knows what the runtime has of it, undoes that.
+    pub(super) fn withdraw(&self, record: &Record) {
+        record.now().gone = true;
+        record.give_up();
+        self.index().remove(record.id());
+        self.deadlines().set(record.id(), None);
     }
 
     /// Sets the moment at which the sandbox is to be removed: its expiry, or the end of its tombstone.
@@ -110,6 +123,11 @@ impl AppState {
         let next = {
             let mut now = record.now();
             if now.gone || now.status.has_ended() || now.status.state == SandboxState::Stopping {
+                return;
+            }
+            if now.status.state == SandboxState::Pending {
+                // Its create looks once more as soon as it runs.
+                self.arrivals().keep(record.id(), ended.clone());
                 return;
             }
             now.status = status_of(ended, WireTime::now());

@@ -7,7 +7,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use osb_protocol::ids::SandboxId;
 use osb_protocol::lifecycle::{ImageSpec, PlatformSpec, Sandbox, SandboxState, SandboxStatus};
 use osb_protocol::time::WireTime;
-use osb_runtime::Handle;
+use osb_runtime::FetchProgress;
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+/// Prefix of the extensions that answers show; others have an effect or none, and are not told.
+pub(crate) const SHOWN_EXTENSIONS: &str = "opensandbox.extensions.";
 
 /// What was fixed when the sandbox was made.
 #[derive(Debug, Clone, PartialEq)]
@@ -22,14 +27,12 @@ pub struct Origin {
     pub platform: Option<PlatformSpec>,
     /// Program and arguments as asked for.
     pub entrypoint: Vec<String>,
-    /// Extensions as asked for.
+    /// Extensions that are shown or have an effect.
     pub extensions: BTreeMap<String, String>,
     /// Limits as asked for, for diagnostics.
     pub limits: BTreeMap<String, String>,
     /// Value that requests to its endpoints must carry, when they must.
     pub endpoint_token: Option<String>,
-    /// What the runtime wants back after a restart.
-    pub handle: Handle,
 }
 
 /// State with its reason.
@@ -48,6 +51,18 @@ pub struct Status {
 }
 
 impl Status {
+    /// The image is on its way since `since`. What is shown tells how far it is.
+    #[must_use]
+    pub fn pulling(since: WireTime) -> Self {
+        Self {
+            state: SandboxState::Pending,
+            reason: "IMAGE_PULLING".to_owned(),
+            message: String::new(),
+            since,
+            exit_code: None,
+        }
+    }
+
     /// The entrypoint runs since `since`.
     #[must_use]
     pub fn running(since: WireTime) -> Self {
@@ -80,12 +95,21 @@ pub struct Changing {
     pub gone: bool,
 }
 
+/// What a sandbox waits for before it is made.
+#[derive(Debug)]
+pub(crate) struct Waiting {
+    progress: watch::Receiver<FetchProgress>,
+    given_up: CancellationToken,
+}
+
 /// One sandbox.
 #[derive(Debug)]
 pub struct Record {
     /// What was fixed when it was made.
     pub origin: Origin,
     changing: Mutex<Changing>,
+    /// Of a sandbox whose image had to be fetched. Such a record is in the store only once the sandbox runs.
+    waiting: Option<Waiting>,
     /// Held by whoever changes the sandbox, over the write to the store: patches, renewals, expiry and deletion
     /// exclude each other.
     pub(crate) turn: tokio::sync::Mutex<()>,
@@ -97,9 +121,23 @@ impl Record {
     /// A record.
     #[must_use]
     pub fn new(origin: Origin, changing: Changing) -> Arc<Self> {
+        Self::with(origin, changing, None)
+    }
+
+    /// A record of a sandbox that cannot be made yet.
+    pub(crate) fn pending(
+        origin: Origin,
+        changing: Changing,
+        progress: watch::Receiver<FetchProgress>,
+    ) -> Arc<Self> {
+        Self::with(origin, changing, Some(Waiting { progress, given_up: CancellationToken::new() }))
+    }
+
+    fn with(origin: Origin, changing: Changing, waiting: Option<Waiting>) -> Arc<Self> {
         Arc::new(Self {
             origin,
             changing: Mutex::new(changing),
+            waiting,
             turn: tokio::sync::Mutex::new(()),
             renewed_at: AtomicI64::new(i64::MIN),
         })
@@ -124,18 +162,47 @@ impl Record {
         !now.gone && now.status.state == SandboxState::Running
     }
 
+    /// Ends the wait of a pending sandbox.
+    pub(crate) fn give_up(&self) {
+        if let Some(waiting) = &self.waiting {
+            waiting.given_up.cancel();
+        }
+    }
+
+    /// Resolves once nobody wants the sandbox any more; of one that was made at once, never.
+    pub(crate) async fn given_up(&self) {
+        match &self.waiting {
+            Some(waiting) => waiting.given_up.cancelled().await,
+            None => std::future::pending().await,
+        }
+    }
+
+    /// The status for people: that of a pending sandbox tells how far it is.
+    #[must_use]
+    pub fn status(&self) -> Status {
+        let mut status = self.now().status.clone();
+        if status.state == SandboxState::Pending
+            && let Some(waiting) = &self.waiting
+        {
+            let progress = *waiting.progress.borrow();
+            status.message = format!("Pulling image {}: {progress}.", self.origin.image);
+        }
+        status
+    }
+
     /// As the wire shows it.
     #[must_use]
     pub fn to_wire(&self) -> Sandbox {
+        let status = status_to_wire(self.status());
         let now = self.now();
         Sandbox {
             id: self.origin.id.to_string(),
             image: Some(ImageSpec { uri: self.origin.image.clone(), auth: None }),
             snapshot_id: None,
             platform: self.origin.platform.clone(),
-            status: status_to_wire(&now.status),
+            status,
             metadata: Some(now.metadata.clone()).filter(|m| !m.is_empty()),
-            extensions: Some(self.origin.extensions.clone()).filter(|m| !m.is_empty()),
+            extensions: Some(shown(&self.origin.extensions)).filter(|m| !m.is_empty()),
             allocation: None,
             entrypoint: self.origin.entrypoint.clone(),
             expires_at: now.expires_at,
@@ -144,13 +211,18 @@ impl Record {
     }
 }
 
+fn shown(extensions: &BTreeMap<String, String>) -> BTreeMap<String, String> {
+    let shown = extensions.iter().filter(|(key, _)| key.starts_with(SHOWN_EXTENSIONS));
+    shown.map(|(key, value)| (key.clone(), value.clone())).collect()
+}
+
 /// A status as the wire shows it.
 #[must_use]
-pub(crate) fn status_to_wire(status: &Status) -> SandboxStatus {
+fn status_to_wire(status: Status) -> SandboxStatus {
     SandboxStatus {
-        state: status.state.clone(),
-        reason: Some(status.reason.clone()),
-        message: Some(status.message.clone()),
+        state: status.state,
+        reason: Some(status.reason),
+        message: Some(status.message),
         last_transition_at: Some(status.since),
     }
 }

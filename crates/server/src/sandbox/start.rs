@@ -8,9 +8,9 @@ use osb_runtime::{Adopted, Ended, RuntimeError, RuntimeEvent};
 use tokio::sync::mpsc;
 
 use super::end::status_of;
-use super::record::{Changing, Origin, Record};
+use super::record::Record;
 use crate::state::AppState;
-use crate::store::StoreError;
+use crate::store::{Row, StoreError};
 
 /// Why the server could not start.
 #[derive(Debug, thiserror::Error)]
@@ -32,12 +32,12 @@ impl AppState {
     ///
     /// # Errors
     /// The runtime refuses.
-    pub async fn start(&self, rows: Vec<(Origin, Changing)>) -> Result<(), StartError> {
-        let known = rows.iter().map(|(origin, _)| (origin.id, origin.handle.clone())).collect();
+    pub async fn start(&self, rows: Vec<Row>) -> Result<(), StartError> {
+        let known = rows.iter().map(|row| (row.origin.id, row.handle.clone())).collect();
         let mut found: HashMap<_, _> =
             self.runtime().adopt(known).await.map_err(StartError::Adopt)?.into_iter().collect();
         let mut overdue = tokio::task::JoinSet::new();
-        for (origin, changing) in rows {
+        for Row { origin, changing, .. } in rows {
             let adopted = found.remove(&origin.id).unwrap_or_else(|| Adopted::Ended(lost()));
             let record = Record::new(origin, changing);
             self.index().insert(std::sync::Arc::clone(&record));

@@ -121,6 +121,16 @@ fn wrong_values_are_named_and_never_repeated() {
         ("[embedded]\ndata_dir = \"hunter2\"", "embedded.data_dir"),
         ("[embedded]\nspawners = 9", "embedded.spawners"),
         ("[embedded]\nallow_private = [\"hunter2\"]", "embedded.allow_private"),
+        ("[embedded.images]\npull_policy = \"hunter2\"", "embedded.images.pull_policy"),
+        ("[embedded.images]\nconcurrent_downloads = 0", "embedded.images.concurrent_downloads"),
+        ("[embedded.images]\ndefault_registry = \"https://hunter2\"", "embedded.images.default_registry"),
+        ("[embedded.registries.\"a.b\"]\nusername = \"hunter2\"", "embedded.registries.a.b.username"),
+        ("[embedded.registries.\"a.b\"]\npassword = \"hunter2\"", "embedded.registries.a.b.username"),
+        (
+            "[embedded.registries.\"a.b\"]\nusername = \"u\"\npassword = \"hunter2\"\npassword_file = \"/f\"",
+            "embedded.registries.a.b.password_file",
+        ),
+        ("[embedded.registries.\"https://a.b\"]\nplain_http = true", "embedded.registries.https://a.b"),
         ("[embedded.default_limits]\nmemory = \"hunter2\"", "embedded.default_limits.memory"),
     ] {
         let error = parse(text).unwrap_err().to_string();

@@ -64,6 +64,31 @@ async fn a_connection_serves_many_requests_with_one_date_each() {
 }
 
 #[tokio::test]
+async fn a_request_names_one_host() {
+    let server = start("").await;
+    for (head, status) in [
+        ("GET /health HTTP/1.1\r\nhost: x\r\n\r\n", "200"),
+        ("GET /health HTTP/1.1\r\nhost: [::1]:8080\r\n\r\n", "200"),
+        ("GET /health HTTP/1.1\r\nhost: my_box:8080\r\n\r\n", "200"),
+        ("GET /health HTTP/1.1\r\nhost:\r\n\r\n", "200"),
+        ("GET /health HTTP/1.0\r\n\r\n", "200"),
+        ("GET /health HTTP/1.1\r\n\r\n", "400"),
+        ("GET /health HTTP/1.1\r\nhost: x\r\nhost: x\r\n\r\n", "400"),
+        ("GET /health HTTP/1.0\r\nhost: x\r\nhost: y\r\n\r\n", "400"),
+        ("GET /health HTTP/1.1\r\nhost: x/y\r\n\r\n", "400"),
+        ("GET /health HTTP/1.1\r\nhost: x y\r\n\r\n", "400"),
+        ("GET /health HTTP/1.1\r\nhost: u:p@x\r\n\r\n", "400"),
+    ] {
+        let mut stream = TcpStream::connect(server.address).await.unwrap();
+        let answer = exchange(&mut stream, head).await;
+        assert_eq!(answer.split(' ').nth(1), Some(status), "{head:?}: {answer}");
+        if status == "400" {
+            assert!(answer.contains("GENERAL::UNKNOWN_ERROR") && answer.contains("Host"), "{answer}");
+        }
+    }
+}
+
+#[tokio::test]
 async fn a_client_that_hangs_up_leaves_no_sandbox() {
     let server = start("").await;
     let body = with(serde_json::json!({"image": {"uri": "slow"}}));

@@ -10,6 +10,7 @@ mod create;
 mod errors;
 mod expiry;
 mod list;
+mod pending;
 mod restart;
 mod routes;
 mod support;

@@ -31,6 +31,11 @@ async fn a_slash_too_many_is_redirected() {
     ] {
         assert_eq!(server.get(path).await.expect(307).header("location"), target);
     }
+    for (told, scheme) in [("https", "https"), ("HTTPS, http", "https"), ("http", "http"), ("ftp", "http")] {
+        let request = Request::get("/v1/sandboxes/").header("x-forwarded-proto", told);
+        let answer = server.send(request.body(Body::empty()).unwrap()).await.expect(307);
+        assert_eq!(answer.header("location"), format!("{scheme}://box.example:8080/v1/sandboxes"), "{told}");
+    }
     server.get("/nowhere/").await.expect(404);
 }
 

@@ -11,20 +11,30 @@ use axum::body::Body;
 use http::{HeaderMap, Method, Request, StatusCode, header};
 use osb_protocol::ids::SandboxId;
 use osb_runtime::{
-    Adopted, ConnectError, CreateError, Created, Ended, Handle, Runtime, RuntimeError, RuntimeEvent,
-    SandboxSpec, Stream, Target,
+    Adopted, ConnectError, CreateError, Created, Ended, Fetch, FetchError, FetchProgress, Handle, Image,
+    ImageSource, Runtime, RuntimeError, RuntimeEvent, SandboxSpec, Stream, Target,
 };
 use osb_server::config::{Config, Env};
 use osb_server::state::AppState;
 use osb_server::store::Store;
 use serde_json::{Value, json};
-use tokio::sync::{Semaphore, mpsc};
+use tokio::sync::{Semaphore, mpsc, watch};
 use tower::ServiceExt;
 
 /// Pretends to run sandboxes. The image's name says what happens.
 pub(crate) struct Fake {
     pub(crate) live: Mutex<BTreeSet<SandboxId>>,
     pub(crate) specs: Mutex<Vec<SandboxSpec>>,
+    /// What was looked for.
+    pub(crate) sources: Mutex<Vec<ImageSource>>,
+    /// Images whose names begin with `remote` are fetched; each fetch waits for a permit.
+    pub(crate) arrivals: Arc<Semaphore>,
+    pub(crate) progress: watch::Sender<FetchProgress>,
+    /// How fetches end that are not given up.
+    pub(crate) fetch_error: Mutex<Option<FetchError>>,
+    pub(crate) fetches: AtomicUsize,
+    /// Fetches that were dropped before they ended.
+    pub(crate) given_up: Arc<AtomicUsize>,
     pub(crate) adopted: Mutex<Vec<(SandboxId, Handle)>>,
     /// Sandboxes that `adopt` finds ended.
     pub(crate) lost: Mutex<BTreeSet<SandboxId>>,
@@ -44,6 +54,12 @@ impl Fake {
         Arc::new(Self {
             live: Mutex::default(),
             specs: Mutex::default(),
+            sources: Mutex::default(),
+            arrivals: Arc::new(Semaphore::new(0)),
+            progress: watch::channel(FetchProgress::default()).0,
+            fetch_error: Mutex::default(),
+            fetches: AtomicUsize::new(0),
+            given_up: Arc::default(),
             adopted: Mutex::default(),
             lost: Mutex::default(),
             deleted: AtomicUsize::new(0),
@@ -75,11 +91,36 @@ pub(crate) fn ended(code: i32) -> Ended {
 
 #[async_trait]
 impl Runtime for Fake {
-    async fn create(&self, spec: SandboxSpec) -> Result<Created, CreateError> {
-        match spec.image.as_str() {
+    async fn find_image(&self, source: &ImageSource) -> Result<Option<Image>, CreateError> {
+        self.sources.lock().unwrap().push(source.clone());
+        match source.name.as_str() {
             "absent" => {
-                return Err(CreateError::ImageNotFound { reference: spec.image, hint: String::new() });
+                Err(CreateError::ImageNotFound { reference: source.name.clone(), hint: String::new() })
             }
+            name if name.starts_with("remote") => Ok(None),
+            name => Ok(Some(Image::new(Arc::new(name.to_owned())))),
+        }
+    }
+
+    fn fetch_image(&self, source: ImageSource) -> Fetch {
+        self.fetches.fetch_add(1, Ordering::SeqCst);
+        let (arrivals, guard) = (self.arrivals.clone(), GivenUp(Some(self.given_up.clone())));
+        let error = self.fetch_error.lock().unwrap().clone();
+        let done = Box::pin(async move {
+            let mut guard = guard;
+            arrivals.acquire().await.unwrap().forget();
+            guard.0 = None;
+            match error {
+                Some(error) => Err(CreateError::Fetch { reference: source.name, error }),
+                None => Ok(Image::new(Arc::new(source.name))),
+            }
+        });
+        Fetch { progress: self.progress.subscribe(), done }
+    }
+
+    async fn create(&self, spec: SandboxSpec, image: Image) -> Result<Created, CreateError> {
+        let image = image.get::<String>().unwrap();
+        match image.as_str() {
             "full" => {
                 return Err(CreateError::Exhausted {
                     what: "memory".to_owned(),
@@ -88,7 +129,7 @@ impl Runtime for Fake {
             }
             "broken" => return Err(CreateError::Failed("clone failed".to_owned())),
             "picky" => return Err(CreateError::InvalidParameter("disk limits need quota".to_owned())),
-            "slow" => {
+            "slow" | "remote-slow" => {
                 self.at_gate.fetch_add(1, Ordering::SeqCst);
                 self.gate.acquire().await.unwrap().forget();
             }
@@ -100,9 +141,9 @@ impl Runtime for Fake {
                 reason: "no such file or directory".to_owned(),
             });
         }
-        let id = SandboxId::random();
+        let id = spec.id.unwrap_or_else(SandboxId::random);
         self.live.lock().unwrap().insert(id);
-        if spec.image == "brief" {
+        if image.ends_with("brief") {
             self.end(id, 3);
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
@@ -151,6 +192,17 @@ impl Runtime for Fake {
     }
 
     async fn shutdown(&self) {}
+}
+
+/// Counts a fetch that is dropped while this is set.
+struct GivenUp(Option<Arc<AtomicUsize>>);
+
+impl Drop for GivenUp {
+    fn drop(&mut self) {
+        if let Some(count) = &self.0 {
+            count.fetch_add(1, Ordering::SeqCst);
+        }
+    }
 }
 
 /// A server for requests without a network.
@@ -228,27 +280,11 @@ impl Server {
     }
 
     pub(crate) async fn send(&self, request: Request<Body>) -> Answer {
-        let response = self.app.clone().oneshot(request).await.unwrap();
-        let (parts, body) = response.into_parts();
-        let bytes = axum::body::to_bytes(body, usize::MAX).await.unwrap();
-        Answer {
-            status: parts.status,
-            headers: parts.headers,
-            text: String::from_utf8_lossy(&bytes).into_owned(),
-        }
+        send(&self.app, request).await
     }
 
     pub(crate) async fn call(&self, method: &str, path: &str, body: Option<Value>) -> Answer {
-        let mut request = Request::builder().method(Method::from_bytes(method.as_bytes()).unwrap()).uri(path);
-        request = request.header(header::HOST, "box.example:8080");
-        let body = match body {
-            Some(body) => {
-                request = request.header(header::CONTENT_TYPE, "application/json");
-                Body::from(body.to_string())
-            }
-            None => Body::empty(),
-        };
-        self.send(request.body(body).unwrap()).await
+        call(&self.app, method, path, body).await
     }
 
     pub(crate) async fn get(&self, path: &str) -> Answer {
@@ -281,6 +317,37 @@ impl Server {
         }
         panic!("{id} never went");
     }
+}
+
+async fn send(app: &Router, mut request: Request<Body>) -> Answer {
+    let host = http::HeaderValue::from_static("box.example:8080");
+    request.headers_mut().entry(header::HOST).or_insert(host);
+    let response = app.clone().oneshot(request).await.unwrap();
+    let (parts, body) = response.into_parts();
+    let bytes = axum::body::to_bytes(body, usize::MAX).await.unwrap();
+    Answer {
+        status: parts.status,
+        headers: parts.headers,
+        text: String::from_utf8_lossy(&bytes).into_owned(),
+    }
+}
+
+pub(crate) async fn call(app: &Router, method: &str, path: &str, body: Option<Value>) -> Answer {
+    let mut request = Request::builder().method(Method::from_bytes(method.as_bytes()).unwrap()).uri(path);
+    request = request.header(header::HOST, "box.example:8080");
+    let body = match body {
+        Some(body) => {
+            request = request.header(header::CONTENT_TYPE, "application/json");
+            Body::from(body.to_string())
+        }
+        None => Body::empty(),
+    };
+    send(app, request.body(body).unwrap()).await
+}
+
+/// This machine's processor as requests name it.
+pub(crate) fn arch() -> &'static str {
+    if cfg!(target_arch = "aarch64") { "arm64" } else { "amd64" }
 }
 
 pub(crate) fn config(dir: &std::path::Path, settings: &str) -> Config {
