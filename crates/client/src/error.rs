@@ -241,7 +241,8 @@ const SHOWN_BODY: usize = 300;
 
 impl ApiError {
     /// Codes that say that there is no such function here.
-    const UNSUPPORTED: [&'static str; 2] = [code::NOT_SUPPORTED, NO_SUCH_ROUTE];
+    const UNSUPPORTED: [&'static str; 3] =
+        [code::NOT_SUPPORTED, osb_protocol::error::code::API_NOT_SUPPORTED, NO_SUCH_ROUTE];
 
     /// See [`Error::is_unsupported`].
     #[must_use]

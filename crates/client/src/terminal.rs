@@ -112,6 +112,12 @@ impl Terminal {
         &self.id
     }
 
+    /// The sandbox it is in.
+    #[must_use]
+    pub fn sandbox(&self) -> &Sandbox {
+        &self.sandbox
+    }
+
     /// Whether its program runs, and how much it has written.
     ///
     /// # Errors

@@ -1,15 +1,17 @@
-//! The client against a server of the test's own making.
+//! What goes wrong between client and server: broken, silent, busy and foreign ones.
 #![allow(clippy::unwrap_used, clippy::panic, unreachable_pub, missing_docs)]
 
 mod support;
 
-use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use opensandbox::{Client, CommandEvent, Config, Error, ListFilter, RetryPolicy, Upload};
+use opensandbox::{Client, CommandEvent, Config, Error, ListFilter, RetryCause, RetryPolicy};
 use serde_json::json;
 use support::{Body, Fake, Seen, endpoint, json, pieces, reply};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 const SANDBOX: &str = r#"{"id":"s1","status":{"state":"Running"},"entrypoint":["a"],
     "createdAt":"2026-11-30T17:49:18Z","future":{"x":1}}"#;
@@ -222,55 +224,6 @@ async fn a_stream_that_ends_early_or_breaks_is_an_error() {
 }
 
 #[tokio::test]
-async fn background_commands_have_status_logs_and_an_end() {
-    let fake = with_daemon(|seen| match seen.call().split("/proxy/44772").nth(1).unwrap_or_default() {
-        "/command" if seen.method == "POST" => reply(
-            200,
-            events(&[
-                json!({"type": "init", "text": "c1", "timestamp": 1}),
-                json!({"type": "execution_complete", "timestamp": 1}),
-            ]),
-        ),
-        "/command/status/c1" => json(
-            200,
-            json!({"id": "c1", "content": "x", "running": true, "started_at": "2026-11-30T17:49:18Z"}),
-        ),
-        "/command/c1/logs?cursor=5" => {
-            let mut answer = reply(200, "more");
-            answer.headers_mut().insert("EXECD-COMMANDS-TAIL-CURSOR", "9".parse().unwrap());
-            answer
-        }
-        "/command?id=c1" => reply(200, ""),
-        _ => json(404, json!({"code": "INVALID_REQUEST_BODY", "message": "unknown"})),
-    })
-    .await;
-    let sandbox = client(&fake).sandbox("s1");
-    assert_eq!(sandbox.shell("sleep 9").start().await.unwrap(), "c1");
-    assert!(sandbox.command_status("c1").await.unwrap().running);
-    let logs = sandbox.command_logs("c1", Some(5)).await.unwrap();
-    assert_eq!((&logs.content[..], logs.cursor), (&b"more"[..], Some(9)));
-    sandbox.interrupt("c1").await.unwrap();
-    assert!(sandbox.command_status("c2").await.unwrap_err().is_not_found());
-}
-
-#[tokio::test]
-async fn a_background_command_that_cannot_start_is_an_error() {
-    let fake = with_daemon(|_| {
-        reply(
-            200,
-            events(&[
-                json!({"type": "init", "text": "c1", "timestamp": 1}),
-                json!({"type": "error", "timestamp": 1, "error": {
-                    "ename": "CommandExecError", "evalue": "no such file", "traceback": ["no such file"]}}),
-            ]),
-        )
-    })
-    .await;
-    let error = client(&fake).sandbox("s1").argv(["nope"]).start().await.unwrap_err();
-    assert!(matches!(error, Error::NotStarted(_)) && error.to_string().contains("no such file"));
-}
-
-#[tokio::test]
 async fn a_sandbox_that_does_not_become_ready_is_deleted() {
     let fake = Fake::start(|_, seen| {
         let answer = match seen.method.as_str() {
@@ -293,144 +246,184 @@ async fn a_sandbox_that_does_not_become_ready_is_deleted() {
 }
 
 #[tokio::test]
-async fn files_go_up_in_pairs_and_come_down_whole_or_not_at_all() {
-    let fake = with_daemon(|seen| match seen.method.as_str() {
-        "POST" => reply(200, ""),
-        _ if seen.target.contains("short") => pieces(vec![Bytes::from("half")], true),
-        _ => reply(200, "content"),
-    })
-    .await;
+async fn half_a_file_is_an_error_and_leaves_nothing() {
+    let fake = with_daemon(|_| pieces(vec![Bytes::from("half")], true)).await;
     let sandbox = client(&fake).sandbox("s1");
-    let files = sandbox.files();
-    files
-        .upload([
-            Upload::new("/tmp/a b.txt", "one").mode(0o640).owner("root"),
-            Upload::new("/tmp/b", vec![0xFF, 0, b'\n']),
-        ])
-        .await
-        .unwrap();
-    let upload = &fake.seen()[1];
-    assert!(upload.header("content-type").unwrap().starts_with("multipart/form-data; boundary="));
-    let body = String::from_utf8_lossy(&upload.body).into_owned();
-    let order: Vec<usize> = [
-        "name=\"metadata\"; filename=\"metadata\"",
-        "\"path\":\"/tmp/a b.txt\",\"owner\":\"root\",\"group\":null,\"mode\":640",
-        "name=\"file\"; filename=\"a b.txt\"",
-        "one",
-        "\"path\":\"/tmp/b\"",
-        "name=\"file\"; filename=\"b\"",
-    ]
-    .iter()
-    .map(|part| body.find(part).unwrap_or_else(|| panic!("{part} not in {body}")))
-    .collect();
-    assert!(order.is_sorted(), "{body}");
-
+    assert!(matches!(sandbox.files().read("/short").await, Err(Error::Broken { .. })));
     let dir = tempfile::tempdir().unwrap();
-    let local = dir.path().join("l");
-    let content = vec![b'z'; 700_000];
-    std::fs::write(&local, &content).unwrap();
-    files.upload([Upload::file("/tmp/l", &local).await.unwrap()]).await.unwrap();
-    let body = &fake.seen()[2].body;
-    assert!(body.windows(content.len()).any(|window| window == content));
-    assert!(Upload::file("/tmp/l", dir.path()).await.is_err());
-
-    assert_eq!(&files.read("/tmp/a b").await.unwrap()[..], b"content");
-    assert!(fake.calls().last().unwrap().contains("/files/download?path=%2Ftmp%2Fa+b"));
-    files.download_range("/x", 10, 5).await.unwrap();
-    assert_eq!(fake.seen().last().unwrap().header("range"), Some("bytes=10-14"));
-    assert!(matches!(files.download_range("/x", 1, 0).await, Err(Error::InvalidArgument(_))));
-    assert!(matches!(files.read("/short").await, Err(Error::Broken { .. })));
+    let saved = sandbox.files().download("/short").await.unwrap().save(&dir.path().join("f")).await;
+    assert!(matches!(saved, Err(Error::Broken { .. })));
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
 }
 
 #[tokio::test]
-async fn file_calls_have_the_protocols_shape() {
-    let fake = with_daemon(|seen| {
-        if seen.target.contains("/replace") {
-            return json(200, json!({"/f": {"replacedCount": 2}}));
-        }
-        match seen.method.as_str() {
-            "GET" if seen.target.contains("/info") => json(200, json!({})),
-            "GET" => json(200, json!([])),
-            _ => reply(200, ""),
-        }
-    })
-    .await;
-    let sandbox = client(&fake).sandbox("s1");
-    let files = sandbox.files();
-    let permission = opensandbox::Permission { mode: 700, ..Default::default() };
-    assert!(files.info(&["/a", "/b c"]).await.unwrap().is_empty());
-    assert!(files.search("/tmp", "*.txt").await.unwrap().is_empty());
-    assert!(files.list("/tmp", 2).await.unwrap().is_empty());
-    files.make_directory("/d").await.unwrap();
-    files.remove(&["/a", "/b"]).await.unwrap();
-    files.remove_directories(&["/d"]).await.unwrap();
-    files.rename(&[opensandbox::Rename { src: "/a".to_owned(), dest: "/b".to_owned() }]).await.unwrap();
-    files.set_permissions(&BTreeMap::from([("/a".to_owned(), permission)])).await.unwrap();
-    let change = opensandbox::Replacement { old: "x".to_owned(), new: "y".to_owned() };
-    let counts = files.replace(&BTreeMap::from([("/f".to_owned(), change)])).await.unwrap();
-    assert_eq!(counts, BTreeMap::from([("/f".to_owned(), 2)]));
-    let calls: Vec<String> =
-        fake.calls()[1..].iter().map(|call| call.replace("/v1/sandboxes/s1/proxy/44772", "")).collect();
-    assert_eq!(
-        calls,
-        [
-            "GET /files/info?path=%2Fa&path=%2Fb+c",
-            "GET /files/search?path=%2Ftmp&pattern=*.txt",
-            "GET /directories/list?path=%2Ftmp&depth=2",
-            "POST /directories",
-            "DELETE /files?path=%2Fa&path=%2Fb",
-            "DELETE /directories?path=%2Fd",
-            "POST /files/mv",
-            "POST /files/permissions",
-            "POST /files/replace?verbose=true",
-        ]
-    );
-}
-
-#[tokio::test]
-async fn lifecycle_calls_have_the_protocols_shape() {
-    let fake = Fake::start(|_, seen| {
-        let answer = match seen.call().as_str() {
-            call if call.starts_with("GET /v1/sandboxes?") => json(
+async fn names_that_lead_out_of_a_tree_are_refused() {
+    for path in ["/t/../../escape", "/elsewhere", "/t//abs", "/t/a/../../../b"] {
+        let fake = with_daemon(move |_| {
+            json(
                 200,
-                json!({"items": [], "pagination": {"page": 1, "pageSize": 20, "totalItems": 0,
-                    "totalPages": 0, "hasNextPage": false}}),
-            ),
-            "POST /v1/sandboxes/s1/renew-expiration" => {
-                json(200, json!({"expiresAt": "2026-11-30T18:00:00Z"}))
-            }
-            "DELETE /v1/sandboxes/s1" => reply(204, ""),
-            "GET /version" => json(200, json!({"version": "1.2.3"})),
-            _ => reply(200, SANDBOX),
-        };
-        async move { answer }
+                json!([{"path": path, "type": "file", "size": 1, "modified_at": "", "created_at": "",
+                    "owner": "", "group": "", "mode": 644}]),
+            )
+        })
+        .await;
+        let dir = tempfile::tempdir().unwrap();
+        let to = dir.path().join("to");
+        let sandbox = client(&fake).sandbox("s1");
+        let options = opensandbox::TreeOptions::default();
+        let error = sandbox.files().download_tree("/t", &to, &options, &mut |_| {}).await.unwrap_err();
+        assert!(matches!(error, Error::Unexpected { .. }), "{path}: {error}");
+        assert!(!to.exists());
+    }
+}
+
+#[tokio::test]
+async fn a_file_that_grows_without_end_is_given_up() {
+    let fake = with_daemon(|seen| {
+        if seen.target.contains("/list") {
+            return json(
+                200,
+                json!([{"path": "/t/f", "type": "file", "size": 1, "modified_at": "", "created_at": "",
+                    "owner": "", "group": "", "mode": 644}]),
+            );
+        }
+        pieces(vec![Bytes::from(vec![0; 1 << 20]); 16], false)
     })
     .await;
-    let client = client(&fake);
-    let filter = ListFilter {
-        states: vec!["running".to_owned()],
-        metadata: BTreeMap::from([("k".to_owned(), "v w".to_owned())]),
-        ..ListFilter::default()
+    let dir = tempfile::tempdir().unwrap();
+    let mut options = opensandbox::TreeOptions::default();
+    options.max_bytes = Some(1 << 20);
+    let sandbox = client(&fake).sandbox("s1");
+    let error = sandbox.files().download_tree("/t", dir.path(), &options, &mut |_| {}).await.unwrap_err();
+    assert!(matches!(error, Error::TooLarge { .. }), "{error}");
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
+}
+
+#[tokio::test]
+async fn an_answer_without_end_is_given_up() {
+    let fake = Fake::start(|_, _| async { pieces(vec![Bytes::from(vec![b' '; 1 << 20]); 70], false) }).await;
+    let error = client(&fake).list(&ListFilter::new()).await.unwrap_err();
+    assert!(matches!(error, Error::TooLarge { .. }), "{error}");
+}
+
+#[tokio::test]
+async fn a_request_has_one_id_on_all_its_attempts() {
+    let fake = Fake::start(|_, _| async { reply(503, "") }).await;
+    let error = client(&fake).sandbox("s1").info().await.unwrap_err();
+    let ids: Vec<_> = fake.seen().iter().map(|seen| seen.header("x-request-id").map(str::to_owned)).collect();
+    assert_eq!(ids.len(), 4);
+    assert!(ids[0].as_ref().is_some_and(|id| id.len() == 32) && ids.iter().all(|id| *id == ids[0]));
+    assert_eq!(error.request_id(), ids[0].as_deref());
+    client(&fake).sandbox("s1").info().await.unwrap_err();
+    assert_ne!(fake.seen()[4].header("x-request-id"), ids[0].as_deref());
+
+    let mut own = config(&fake);
+    own.headers.insert("x-request-id", "mine".parse().unwrap());
+    own.headers.insert("x-team", "search".parse().unwrap());
+    own.user_agent = "test/1".to_owned();
+    let error = Client::with_retry(own, RetryPolicy::disabled()).unwrap().sandbox("s").info().await;
+    assert_eq!(error.unwrap_err().request_id(), Some("mine"));
+    let seen = fake.seen().pop().unwrap();
+    let header = |name| seen.header(name).unwrap().to_owned();
+    assert_eq!(["x-request-id", "x-team", "user-agent"].map(header), ["mine", "search", "test/1"]);
+}
+
+#[tokio::test]
+async fn a_busy_server_is_given_the_time_it_asks_for() {
+    let fake = Fake::start(|number, _| async move {
+        let mut answer = reply(if number == 0 { 503 } else { 200 }, SANDBOX);
+        answer.headers_mut().insert("retry-after", "1".parse().unwrap());
+        answer
+    })
+    .await;
+    let events = std::sync::Arc::new(std::sync::Mutex::new(Vec::new()));
+    let told = events.clone();
+    let policy = quick().on_retry(move |event| told.lock().unwrap().push(event.clone()));
+    let patient = Client::with_retry(config(&fake), policy).unwrap();
+    let began = Instant::now();
+    patient.sandbox("s1").info().await.unwrap();
+    assert!(began.elapsed() >= Duration::from_secs(1));
+    let events = events.lock().unwrap().clone();
+    let event = &events[0];
+    assert_eq!((events.len(), event.attempt, event.method.as_str()), (1, 1, "GET"));
+    assert_eq!((event.cause, event.backoff), (RetryCause::Status(503), Duration::from_secs(1)));
+    assert!(event.url.ends_with("/v1/sandboxes/s1"));
+
+    let fake = Fake::start(|_, _| async {
+        let mut answer = reply(429, "");
+        answer.headers_mut().insert("retry-after", "30".parse().unwrap());
+        answer
+    })
+    .await;
+    let policy = RetryPolicy { deadline: Some(Duration::from_secs(5)), ..RetryPolicy::default() };
+    let hasty = Client::with_retry(config(&fake), policy).unwrap();
+    let error = hasty.sandbox("s1").info().await.unwrap_err();
+    assert_eq!((error.status(), fake.calls().len()), (Some(429), 1));
+}
+
+#[tokio::test]
+async fn slow_attempts_are_repeated_within_their_limit() {
+    let fake = Fake::start(|number, _| async move {
+        if number < 2 {
+            std::future::pending::<()>().await;
+        }
+        reply(200, SANDBOX)
+    })
+    .await;
+    let policy = RetryPolicy { attempt_timeout: Some(Duration::from_millis(50)), ..quick() };
+    let sandbox = Client::with_retry(config(&fake), policy).unwrap().sandbox("s1");
+    sandbox.info().await.unwrap();
+    assert_eq!(fake.calls().len(), 3);
+}
+
+/// A server that closes each connection after its request until `good` have come; then answers with `last`.
+async fn closes_first(good: usize, last: &'static str) -> (std::net::SocketAddr, Arc<AtomicUsize>) {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let count = Arc::new(AtomicUsize::new(0));
+    let counted = count.clone();
+    tokio::spawn(async move {
+        loop {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            let mut head = [0; 4096];
+            if stream.read(&mut head).await.unwrap_or(0) == 0 {
+                continue;
+            }
+            // A part of the answer's head, and then nothing.
+            let answer = if counted.fetch_add(1, Ordering::SeqCst) < good { "HTTP/1.1 200" } else { last };
+            let _ = stream.write_all(answer.as_bytes()).await;
+        }
+    });
+    (address, count)
+}
+
+const GONE: &str = "HTTP/1.1 404 Not Found\r\ncontent-length: 53\r\nconnection: close\r\n\r\n\
+    {\"code\":\"DOCKER::SANDBOX_NOT_FOUND\",\"message\":\"gone\"}";
+
+#[tokio::test]
+async fn broken_connections_are_tried_again_where_that_is_safe() {
+    let at = |address: std::net::SocketAddr| {
+        Client::with_retry(Config::new(&address.to_string()).unwrap(), quick()).unwrap()
     };
-    assert!(client.list(&filter).await.unwrap().items.is_empty());
-    let sandbox = client.sandbox("s1");
-    assert_eq!(sandbox.info().await.unwrap().status.state.as_str(), "Running");
-    let end = sandbox.renew(Duration::from_secs(60)).await.unwrap();
-    assert_eq!(end.to_string(), "2026-11-30T18:00:00Z");
-    let patch = BTreeMap::from([("a".to_owned(), Some("1".to_owned())), ("b".to_owned(), None)]);
-    sandbox.patch_metadata(patch).await.unwrap();
-    sandbox.kill().await.unwrap();
-    assert_eq!(client.server_version().await.unwrap(), "1.2.3");
-    assert_eq!(
-        fake.calls(),
-        [
-            "GET /v1/sandboxes?state=running&metadata=k%3Dv%2Bw",
-            "GET /v1/sandboxes/s1",
-            "POST /v1/sandboxes/s1/renew-expiration",
-            "PATCH /v1/sandboxes/s1/metadata",
-            "DELETE /v1/sandboxes/s1",
-            "GET /version",
-        ]
-    );
-    assert_eq!(&fake.seen()[3].body[..], br#"{"a":"1","b":null}"#);
+    let (address, count) = closes_first(9, "").await;
+    let error = at(address).sandbox("s1").info().await.unwrap_err();
+    assert!(matches!(error, Error::Broken { early_end: true, .. }), "{error:?}");
+    assert_eq!(count.load(Ordering::SeqCst), 4);
+
+    let (address, count) = closes_first(9, "").await;
+    let error = at(address).create("host").send().await.unwrap_err();
+    assert!(matches!(error, Error::Broken { .. }), "{error}");
+    assert_eq!(count.load(Ordering::SeqCst), 1, "a create may have been carried out");
+}
+
+#[tokio::test]
+async fn a_delete_whose_answer_was_lost_has_succeeded_when_nothing_is_left() {
+    let at = |address: std::net::SocketAddr| {
+        Client::with_retry(Config::new(&address.to_string()).unwrap(), quick()).unwrap()
+    };
+    let (address, count) = closes_first(1, GONE).await;
+    at(address).sandbox("s1").kill().await.unwrap();
+    assert_eq!(count.load(Ordering::SeqCst), 2);
+    let (address, _) = closes_first(0, GONE).await;
+    assert!(at(address).sandbox("s1").kill().await.unwrap_err().is_not_found());
 }
