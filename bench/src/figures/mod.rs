@@ -6,6 +6,7 @@ mod growth;
 mod proxy;
 mod server;
 mod transfer;
+mod unpack;
 
 use anyhow::Result;
 
@@ -32,6 +33,10 @@ pub(crate) const ALL: &[Spec] = &[
     Spec { name: "exec_16", about: "commands per second, 16 at once" },
     Spec { name: "delete", about: "delete call, and until everything is gone" },
     Spec { name: "transfer", about: "1 GiB up and down, and peak memory" },
+    Spec {
+        name: "unpack",
+        about: "loading a gzip image, MB/s of compressed bytes; peers skopeo + umoci, docker load",
+    },
     Spec { name: "proxy", about: "requests to a port of a sandbox; peer direct" },
     Spec { name: "growth", about: "get, list, create, proxy with 500 live against 1" },
 ];
@@ -49,6 +54,7 @@ pub(crate) async fn run(spec: &Spec) -> Result<()> {
         "exec_16" => exec::sixteen().await,
         "delete" => create::delete().await,
         "transfer" => transfer::one_gib().await,
+        "unpack" => unpack::image_load(),
         "proxy" => proxy::requests().await,
         _ => growth::one_against_many().await,
     }

@@ -99,7 +99,7 @@ impl Inner {
         let cgroups = self.cgroups.make(record.slot)?;
         let slot = Slot { index: record.slot, net, user_namespace, cgroups, reusable: false };
         let (socket, dir) = (self.maker.socket(record.slot), self.maker.dir(id));
-        Ok(Arc::new(Sandbox::new(id, pidfd, slot, socket, dir, record)))
+        Ok(Arc::new(Sandbox::new(id, pidfd, slot, socket, dir)))
     }
 
     /// Removes what carries this instance's name and belongs to no sandbox that runs.

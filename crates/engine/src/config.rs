@@ -62,6 +62,8 @@ pub struct EngineConfig {
     pub ready_slots: usize,
     /// Other names of stored images, alias to name.
     pub image_aliases: BTreeMap<String, String>,
+    /// Bytes of disk that images may take; `None` is as many as there are.
+    pub image_max_disk: Option<u64>,
     /// Limits where a request names none.
     pub default_limits: Limits,
     /// Most sandboxes at a time.
@@ -95,6 +97,7 @@ impl EngineConfig {
             spawners: cores.min(2),
             ready_slots: 128,
             image_aliases: BTreeMap::new(),
+            image_max_disk: None,
             default_limits: Limits::default(),
             max_sandboxes: 2000,
             id_base: 0x1000_0000,

@@ -143,7 +143,7 @@ impl Inner {
         };
         stages.push(("init", micros(spawned)));
         let (socket, dir) = (self.maker.socket(record.slot), self.maker.dir(id));
-        let sandbox = Arc::new(Sandbox::new(id, pidfd, ready.slot, socket, dir, record.clone()));
+        let sandbox = Arc::new(Sandbox::new(id, pidfd, ready.slot, socket, dir));
         self.table().live.insert(id, Arc::clone(&sandbox));
         self.watch(sandbox);
         stages.push(("total", micros(begin)));
@@ -259,6 +259,9 @@ impl Inner {
         if let Some(id) = id.filter(|id| *id != ready.id) {
             self.maker.rename(ready, id)?;
         }
+        // Before anything runs, and kept by the init.
+        crate::image::runs(&ready.log)?;
+        self.images.touch(&ready.image);
         let slot = &mut ready.slot;
         self.cgroups.limit(slot.index, &mut slot.cgroups, limits)
     }
@@ -274,6 +277,7 @@ impl Inner {
             entrypoint: params.entrypoint.clone(),
             env,
             cwd: config.workdir.clone().filter(|dir| !dir.is_empty()),
+            volumes: config.volumes.clone(),
             user: config.user.clone().filter(|user| !user.is_empty()),
             line_endings: params.line_endings,
             access_token: params.access_token.clone(),

@@ -6,8 +6,9 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use osb_protocol::ids::SandboxId;
 use tokio::sync::{mpsc, watch};
@@ -114,7 +115,11 @@ impl Engine {
         let layout = cgroup::discover().map_err(StartError::io("find cgroups"))?;
         let cgroups = Cgroups::new(layout, &instance).map_err(StartError::io("make cgroups"))?;
         let base = Arc::new(Base::set_up(&data_dir, &config.execd)?);
-        let options = image::Options { aliases: config.image_aliases.clone(), ..image::Options::default() };
+        let options = image::Options {
+            aliases: config.image_aliases.clone(),
+            max_disk: config.image_max_disk,
+            ..image::Options::default()
+        };
         let images = ImageStore::open_with(&data_dir, options)
             .map_err(|error| StartError::Missing(format!("the image store cannot be opened: {error}")))?;
 
@@ -167,6 +172,12 @@ impl Engine {
             preparer,
         }));
         let pool = Pool::new(Arc::clone(&maker), config.ready_slots, slots);
+        let prepared = Arc::downgrade(&pool);
+        images.on_removal(move |id| {
+            if let Some(pool) = prepared.upgrade() {
+                pool.forget(id);
+            }
+        });
         let retire = Retire::new(Arc::clone(&maker), Arc::clone(&pool));
         let mut threads = vec![pool.start().map_err(StartError::io("start a thread"))?];
         threads.extend(retire.start().map_err(StartError::io("start a thread"))?);
@@ -193,7 +204,9 @@ impl Engine {
             end: Mutex::new(Some(End { threads, dns, lock })),
             config,
         };
-        Ok(Self { inner: Arc::new(inner) })
+        let engine = Self { inner: Arc::new(inner) };
+        tokio::spawn(keep_images(Arc::downgrade(&engine.inner), engine.inner.stopped.subscribe()));
+        Ok(engine)
     }
 
     /// The image store.
@@ -234,18 +247,6 @@ impl Engine {
     #[must_use]
     pub fn ready_slots(&self, image_id: &str) -> usize {
         self.inner.pool.ready(image_id)
-    }
-
-    /// Whether a sandbox, running or prepared, stands on this layer.
-    #[must_use]
-    pub fn uses_layer(&self, layer: &Path) -> bool {
-        self.inner.pool.uses_layer(layer)
-            || self
-                .inner
-                .table()
-                .live
-                .values()
-                .any(|sandbox| sandbox.record.layers.iter().any(|used| used == layer))
     }
 
     /// Process ids of the helpers: spawners, then the preparer.
@@ -300,6 +301,39 @@ impl Inner {
     }
 }
 
+/// Follows what other processes do to the images: gives up what is prepared of removed ones, and deletes layers that
+/// nobody needs any more.
+async fn keep_images(inner: Weak<Inner>, mut stopped: watch::Receiver<bool>) {
+    const LOOK: Duration = Duration::from_secs(2);
+    /// After a look that found only what sandboxes stand on.
+    const LATER: Duration = Duration::from_secs(30);
+    let mut wait = LOOK;
+    loop {
+        tokio::select! {
+            () = tokio::time::sleep(wait) => {}
+            _ = stopped.wait_for(|stopped| *stopped) => return,
+        }
+        let Some(inner) = inner.upgrade() else { return };
+        let done = tokio::task::spawn_blocking(move || {
+            if !inner.images.has_garbage()? {
+                return Ok(0);
+            }
+            let known = inner.images.list()?;
+            for id in inner.pool.prepared_images() {
+                if !known.iter().any(|image| image.id == id) {
+                    inner.pool.forget(&id);
+                }
+            }
+            inner.images.collect().map(|removed| removed.kept)
+        });
+        match done.await {
+            Ok(Ok(kept)) => wait = if kept > 0 { LATER } else { LOOK },
+            Ok(Err(error)) => tracing::warn!(%error, "removed images cannot be deleted from the disk"),
+            Err(error) => tracing::error!(%error, "removed images were not deleted in order"),
+        }
+    }
+}
+
 fn data_dir(path: &Path) -> Result<PathBuf, StartError> {
     let action = format!("make the data directory '{}'", path.display());
     DirBuilder::new().recursive(true).mode(0o700).create(path).map_err(StartError::io(action.clone()))?;
@@ -316,11 +350,19 @@ fn lock_dir(data_dir: &Path) -> Result<File, StartError> {
         .write(true)
         .open(path)
         .map_err(StartError::io(action.clone()))?;
-    match rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => Ok(file),
-        Err(rustix::io::Errno::WOULDBLOCK) => Err(StartError::InUse(data_dir.to_owned())),
-        Err(error) => Err(StartError::io(action)(error.into())),
+    // Whoever only asks whether a server runs has the lock for a moment.
+    const ATTEMPTS: u32 = 20;
+    for attempt in 1.. {
+        match rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => break,
+            Err(rustix::io::Errno::WOULDBLOCK) if attempt < ATTEMPTS => {
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            Err(rustix::io::Errno::WOULDBLOCK) => return Err(StartError::InUse(data_dir.to_owned())),
+            Err(error) => return Err(StartError::io(action)(error.into())),
+        }
     }
+    Ok(file)
 }
 
 /// Eight hexadecimal digits, chosen once per data directory.

@@ -156,17 +156,16 @@ impl Pool {
         self.wake.notify_all();
     }
 
+    /// Ids of the images that there are ready slots of.
+    pub(crate) fn prepared_images(&self) -> Vec<String> {
+        let state = self.lock();
+        let ready = state.images.iter().filter(|(_, stock)| !stock.ready.is_empty());
+        ready.map(|(id, _)| id.clone()).collect()
+    }
+
     /// Ready slots of an image.
     pub(crate) fn ready(&self, image_id: &str) -> usize {
         self.lock().images.get(image_id).map_or(0, |stock| stock.ready.len())
-    }
-
-    /// Whether a ready slot stands on this layer.
-    pub(crate) fn uses_layer(&self, layer: &std::path::Path) -> bool {
-        self.lock().images.values().any(|stock| {
-            !stock.ready.is_empty()
-                && stock.image.roots.iter().any(|root| root.lowers.iter().any(|lower| lower == layer))
-        })
     }
 
     /// Ends the thread. What it holds is removed by [`Pool::clear`].

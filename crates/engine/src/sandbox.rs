@@ -65,7 +65,6 @@ pub(crate) struct Sandbox {
     pub(crate) killed: Notify,
     pub(crate) socket: PathBuf,
     pub(crate) dir: PathBuf,
-    pub(crate) record: Record,
 }
 
 impl Sandbox {
@@ -75,7 +74,6 @@ impl Sandbox {
         slot: Slot,
         socket: PathBuf,
         dir: PathBuf,
-        record: Record,
     ) -> Self {
         Self {
             id,
@@ -85,7 +83,6 @@ impl Sandbox {
             killed: Notify::new(),
             socket,
             dir,
-            record,
         }
     }
 

@@ -206,7 +206,8 @@ impl Maker {
         image: &Image,
     ) -> io::Result<(Vec<OwnedFd>, UnixListener, File, File)> {
         self.cgroups.limit(slot.index, &mut slot.cgroups, self.default_limits)?;
-        let overlays = self.overlays(slot, id, image)?;
+        let overlays =
+            crate::image::stand(&self.data_dir, image, &self.dir(id), || self.overlays(slot, id, image))?;
         let listener = self.listen(slot.index)?;
         let dir = self.dir(id);
         let ended = private(&dir.join(ENDED_FILE))?;

@@ -17,3 +17,5 @@ mod machine;
 mod store;
 #[path = "image/support.rs"]
 mod support;
+#[path = "image/tools.rs"]
+mod tools;

@@ -5,15 +5,18 @@
 //! unpacked alone, without those below it: what it deletes becomes a whiteout (a character device 0:0), and a
 //! directory that hides all of a lower one gets `trusted.overlay.opaque`.
 
+mod links;
+
 use super::error::{Error, Result};
-use super::limits::{Limits, SpaceGuard};
+use super::index::LowerLink;
+use super::limits::{Charge, Limits, SpaceGuard};
 use super::path::EntryPath;
 use super::tarball::{Entry, Kind, Source, TarReader};
-use super::tree::{self, Attributes};
-use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags};
+use super::tree::{self, Attributes, Maker};
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags};
 use rustix::io::Errno;
 use std::fs::File;
-use std::io::{Read, Write};
+use std::io::{Read, Seek, SeekFrom, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
@@ -23,19 +26,28 @@ use std::rc::Rc;
 pub(super) struct Applied {
     /// Bytes of file content.
     pub(super) bytes: u64,
+    /// Bytes of disk.
+    pub(super) disk: u64,
     /// Whether anything in it hides something of lower layers.
     pub(super) hides: bool,
+    /// Hard links to files that are not in this layer.
+    pub(super) links: Vec<LowerLink>,
     /// Things left out, for people to read.
     pub(super) warnings: Vec<String>,
 }
 
 /// Unpacks `stream` into the empty directory `root`. `layer` names it in messages.
-pub(super) fn apply<S: Source>(stream: S, root: &Path, layer: &str, limits: &Limits) -> Result<(Applied, S)> {
+pub(super) fn apply(
+    stream: impl Source,
+    root: &Path,
+    layer: &str,
+    limits: &Limits,
+    charge: Charge<'_>,
+) -> Result<Applied> {
     let fd = tree::open_dir(CWD, root.as_os_str().as_encoded_bytes())
         .map_err(|errno| Error::io("open", root, errno))?;
-    // Unless the layer says otherwise, and whatever the process's umask.
-    rustix::fs::fchmod(&fd, Mode::from_raw_mode(0o755))
-        .map_err(|errno| Error::io("write to", root, errno))?;
+    // Unless the layer says otherwise, and whatever the process's umask and the directories above.
+    tree::make_plain(&fd).map_err(|errno| Error::io("write to", root, errno))?;
     let mut applier = Applier {
         root: Rc::new(fd),
         root_path: root.into(),
@@ -45,7 +57,8 @@ pub(super) fn apply<S: Source>(stream: S, root: &Path, layer: &str, limits: &Lim
         directories: Vec::new(),
         memory: 0,
         unpacked: 0,
-        guard: SpaceGuard::new(limits),
+        guard: SpaceGuard::new(limits, charge),
+        maker: Maker::this(),
         applied: Applied::default(),
         buffer: vec![0; 256 << 10],
     };
@@ -54,7 +67,8 @@ pub(super) fn apply<S: Source>(stream: S, root: &Path, layer: &str, limits: &Lim
         applier.entry(&entry, &mut reader)?;
     }
     applier.finish()?;
-    Ok((applier.applied, reader.into_source()))
+    applier.applied.disk = applier.guard.settle()?;
+    Ok(applier.applied)
 }
 
 struct Applier<'a> {
@@ -68,7 +82,8 @@ struct Applier<'a> {
     directories: Vec<(EntryPath, Attributes)>,
     memory: u64,
     unpacked: u64,
-    guard: SpaceGuard,
+    guard: SpaceGuard<'a>,
+    maker: Maker,
     applied: Applied,
     buffer: Vec<u8>,
 }
@@ -137,21 +152,8 @@ impl Applier<'_> {
         }
     }
 
-    /// Opens a directory below the root, following symbolic links inside it.
     fn resolve(&self, path: &EntryPath) -> Result<OwnedFd, Errno> {
-        self.resolve_with(path, OFlags::empty())
-    }
-
-    fn resolve_with(&self, path: &EntryPath, more: OFlags) -> Result<OwnedFd, Errno> {
-        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC | more;
-        let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS | ResolveFlags::NO_XDEV;
-        loop {
-            match rustix::fs::openat2(&*self.root, path.relative(), flags, Mode::empty(), resolve) {
-                // A rename elsewhere on the machine made the kernel unsure about `..`.
-                Err(Errno::AGAIN | Errno::INTR) => {}
-                other => return other,
-            }
-        }
+        tree::open_below(&*self.root, path.relative())
     }
 
     /// The directory an entry lies in, made where the archive left it out.
@@ -308,8 +310,8 @@ impl Applier<'_> {
     ) -> Result<()> {
         let directory = self.directory(parent, entry)?;
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let create =
-            |directory: &OwnedFd| rustix::fs::openat(directory, name, flags, Mode::RUSR | Mode::WUSR);
+        let mode = Mode::from_raw_mode(self.maker.mode(entry.mode));
+        let create = |directory: &OwnedFd| rustix::fs::openat(directory, name, flags, mode);
         let fd = match create(&directory) {
             Err(Errno::EXIST) => {
                 let directory = self.clear(path, parent, name, entry)?;
@@ -318,7 +320,36 @@ impl Applier<'_> {
             other => other,
         };
         let mut file = File::from(fd.map_err(|errno| self.failed("create", path, errno))?);
-        let mut left = entry.size;
+        let whole = [(0, entry.size)];
+        for (offset, length) in entry.sparse.as_deref().unwrap_or(&whole) {
+            if entry.sparse.is_some() {
+                file.seek(SeekFrom::Start(*offset)).map_err(|error| self.not_written(path, error))?;
+            }
+            self.copy_content(path, content, &mut file, *length)?;
+        }
+        if entry.sparse.is_some() {
+            file.set_len(entry.size).map_err(|error| self.not_written(path, error))?;
+        }
+        self.applied.bytes += entry.size;
+        let attributes = self.attributes(entry);
+        let skipped = attributes
+            .set_on_new(&file, self.maker)
+            .map_err(|errno| self.failed("set attributes of", path, errno))?;
+        self.note_skipped(skipped);
+        Ok(())
+    }
+
+    fn not_written(&self, path: &EntryPath, error: std::io::Error) -> Error {
+        Error::io("write", self.root_path.join(tree::os(path.as_bytes())), error)
+    }
+
+    fn copy_content(
+        &mut self,
+        path: &EntryPath,
+        content: &mut dyn Read,
+        file: &mut File,
+        mut left: u64,
+    ) -> Result<()> {
         while left > 0 {
             let wanted = self.buffer.len().min(usize::try_from(left).unwrap_or(usize::MAX));
             let count =
@@ -326,53 +357,10 @@ impl Applier<'_> {
             if count == 0 {
                 return Err(Error::Truncated { what: self.layer.into() });
             }
-            file.write_all(&self.buffer[..count])
-                .map_err(|error| Error::io("write", self.root_path.join(tree::os(path.as_bytes())), error))?;
+            file.write_all(&self.buffer[..count]).map_err(|error| self.not_written(path, error))?;
             left -= count as u64;
         }
-        self.applied.bytes += entry.size;
-        let attributes = self.attributes(entry);
-        let skipped =
-            attributes.set_on(&file).map_err(|errno| self.failed("set attributes of", path, errno))?;
-        self.note_skipped(skipped);
         Ok(())
-    }
-
-    fn hard_link(&mut self, path: &EntryPath, parent: &EntryPath, name: &[u8], entry: &Entry) -> Result<()> {
-        let missing = || {
-            let target = lossy(&entry.link);
-            Error::entry(
-                self.layer,
-                &entry.path,
-                format!("it is a hard link to `{target}`, which is not in this layer"),
-            )
-        };
-        let target = EntryPath::parse(&entry.link, self.layer, self.limits)?;
-        let (target_parent, target_name) = target.split().ok_or_else(missing)?;
-        let from = match self.resolve(&target_parent) {
-            Ok(fd) => fd,
-            Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => return Err(missing()),
-            Err(errno) => return Err(self.failed("open", &target_parent, errno)),
-        };
-        let found = kind_at(&from, target_name).map_err(|errno| self.failed("examine", &target, errno))?;
-        let found = found.ok_or_else(missing)?;
-        if found.kind == FileType::Directory || found.is_whiteout() {
-            return Err(self.refuse(&entry.path, "it is a hard link to something else than a file"));
-        }
-        let directory = self.directory(parent, entry)?;
-        let existing = kind_at(&directory, name).map_err(|errno| self.failed("examine", path, errno))?;
-        if existing.as_ref().is_some_and(|existing| existing.inode == found.inode) {
-            return Ok(());
-        }
-        if existing.is_some() {
-            self.clear(path, parent, name, entry)?;
-        }
-        match rustix::fs::linkat(&from, target_name, &*directory, name, AtFlags::empty()) {
-            Ok(()) => Ok(()),
-            // Removing what was in the way took the target along.
-            Err(Errno::NOENT) => Err(missing()),
-            Err(errno) => Err(self.failed("create", path, errno)),
-        }
     }
 
     /// Device nodes are never made. Base images made by a package manager bring some in `dev`, where a sandbox sees
@@ -429,7 +417,7 @@ impl Applier<'_> {
     ) -> Result<()> {
         let attributes = self.attributes(entry);
         attributes
-            .set_at(directory, name, entry.kind == Kind::Symlink)
+            .set_at(directory, name, entry.kind == Kind::Symlink, Some(self.maker))
             .map_err(|errno| self.failed("set attributes of", path, errno))
     }
 
@@ -448,7 +436,12 @@ impl Applier<'_> {
 
     fn finish(&mut self) -> Result<()> {
         for (path, attributes) in std::mem::take(&mut self.directories) {
-            let fd = match self.resolve_with(&path, OFlags::NOFOLLOW) {
+            let opened = match path.split() {
+                // The last name is the entry's own: a link that took its place is not meant.
+                Some((parent, name)) => self.resolve(&parent).and_then(|parent| tree::open_dir(parent, name)),
+                None => self.resolve(&path),
+            };
+            let fd = match opened {
                 Ok(fd) => fd,
                 // Replaced by a later entry of the layer.
                 Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => continue,

@@ -1,6 +1,6 @@
 //! Access to the parts of an image archive by name, without unpacking the archive.
 
-use super::decompress::{Compression, LayerStream};
+use super::decompress::{self, Compression};
 use super::error::{Error, Result};
 use super::limits::{Limits, SpaceGuard};
 use super::path::EntryPath;
@@ -129,8 +129,9 @@ impl Blobs {
                 progress(count);
                 Ok(())
             };
-            let mut stream = LayerStream::open(all, &what, limits, &progress)?;
-            let unpacked = spool(&mut stream, path, temporary, limits)?;
+            let (unpacked, _) = decompress::unpack(all, &what, limits, &progress, |chunks| {
+                spool(chunks, path, temporary, limits)
+            })?;
             all = Section::whole(unpacked).map_err(failed)?;
         }
         let members = members(all.clone(), path, limits)?;
@@ -243,6 +244,8 @@ fn members(all: Section, path: &Path, limits: &Limits) -> Result<HashMap<EntryPa
         Limits::check(&what, "memory_bytes", memory, limits.memory_bytes)?;
         let name = EntryPath::parse(&entry.path, &what, limits)?;
         let member = match entry.kind {
+            // No part of an image has holes; one that had would be read in pieces.
+            Kind::File if entry.sparse.is_some() => None,
             Kind::File => Some(Member::File { offset: reader.position(), size: entry.size }),
             // A link that leads out of the archive leads to no part; in a root file system that is ordinary.
             Kind::Symlink => link_target(&name, &entry.link).map(Member::Link),
@@ -272,12 +275,13 @@ fn link_target(name: &EntryPath, target: &[u8]) -> Option<EntryPath> {
 }
 
 /// Writes a stream to an unnamed file below `temporary`.
-fn spool(stream: &mut dyn Read, path: &Path, temporary: &Path, limits: &Limits) -> Result<File> {
+fn spool(stream: &mut impl Read, path: &Path, temporary: &Path, limits: &Limits) -> Result<File> {
     let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
     let fd = rustix::fs::open(temporary, flags, Mode::RUSR | Mode::WUSR)
         .map_err(|errno| Error::io("create a file in", temporary, errno))?;
     let mut file = File::from(fd);
-    let mut guard = SpaceGuard::new(limits);
+    // Gone again before the end: it counts against the free space only.
+    let mut guard = SpaceGuard::new(limits, &|_| Ok(()));
     let what = path.to_string_lossy();
     let mut buffer = vec![0; 256 << 10];
     loop {

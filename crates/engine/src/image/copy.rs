@@ -1,7 +1,7 @@
 //! Copies a directory tree as one layer.
 
 use super::error::{Error, Result};
-use super::limits::{Limits, SpaceGuard};
+use super::limits::{Charge, Limits, SpaceGuard};
 use super::path::EntryPath;
 use super::tree::{self, Attributes};
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, Stat};
@@ -19,6 +19,7 @@ pub(super) struct Copied {
     /// Digest over names, attributes and contents: equal trees have equal digests.
     pub(super) digest: String,
     pub(super) bytes: u64,
+    pub(super) disk: u64,
     pub(super) warnings: Vec<String>,
 }
 
@@ -29,6 +30,7 @@ pub(super) fn copy(
     target: &Path,
     exclude: &Path,
     limits: &Limits,
+    charge: Charge<'_>,
     progress: &dyn Fn(u64),
 ) -> Result<Copied> {
     let open = |path: &Path| {
@@ -45,7 +47,7 @@ pub(super) fn copy(
         exclude,
         limits,
         progress,
-        guard: SpaceGuard::new(limits),
+        guard: SpaceGuard::new(limits, charge),
         linked: HashMap::new(),
         root: to.try_clone().map_err(|error| Error::io("open", target, error))?,
         digest: Sha256::new_with_prefix(b"tree 1\0"),
@@ -58,6 +60,7 @@ pub(super) fn copy(
     Ok(Copied {
         digest: super::decompress::hex_digest(copier.digest),
         bytes: copier.bytes,
+        disk: copier.guard.settle()?,
         warnings: copier.warnings,
     })
 }
@@ -69,7 +72,7 @@ struct Copier<'a> {
     exclude: Option<(u64, u64)>,
     limits: &'a Limits,
     progress: &'a dyn Fn(u64),
-    guard: SpaceGuard,
+    guard: SpaceGuard<'a>,
     /// First copy of each file that has several names.
     linked: HashMap<u64, EntryPath>,
     root: OwnedFd,
@@ -175,7 +178,7 @@ impl Copier<'_> {
                 let target = rustix::fs::readlinkat(from, name, Vec::new())
                     .map_err(|errno| self.failed("read", path, errno))?;
                 rustix::fs::symlinkat(target.as_c_str(), to, name)
-                    .and_then(|()| attributes.set_at(to, name, true))
+                    .and_then(|()| attributes.set_at(to, name, true, None))
                     .map_err(|errno| self.failed("create", path, errno))?;
                 self.hash_attributes(b'l', path, &attributes);
                 self.hash(target.to_bytes());
@@ -183,7 +186,7 @@ impl Copier<'_> {
             }
             FileType::Fifo => {
                 rustix::fs::mknodat(to, name, FileType::Fifo, Mode::RUSR, 0)
-                    .and_then(|()| attributes.set_at(to, name, false))
+                    .and_then(|()| attributes.set_at(to, name, false, None))
                     .map_err(|errno| self.failed("create", path, errno))?;
                 self.hash_attributes(b'p', path, &attributes);
                 Ok(())

@@ -8,7 +8,7 @@ use flate2::read::MultiGzDecoder;
 use sha2::{Digest, Sha256};
 use std::cell::{Cell, RefCell};
 use std::io::{self, BufReader, Read};
-use std::rc::Rc;
+use std::sync::mpsc::{self, Receiver, Sender, SyncSender};
 
 /// Compression of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,16 +54,233 @@ pub(super) fn decoder<'a>(reader: impl Read + 'a, start: &[u8], what: &str) -> R
 }
 
 const BUFFER: usize = 128 << 10;
+/// Bytes handed over at a time, and how many times that may wait: two megabytes for each layer under way.
+const CHUNK: usize = 256 << 10;
+const WAITING: usize = 8;
 
-/// The unpacked bytes of one layer.
-pub(super) struct LayerStream<'a> {
-    reader: Box<dyn Read + 'a>,
-    what: &'a str,
-    limits: &'a Limits,
-    packed: Rc<Packed>,
-    unpacked: Sha256,
-    bytes: u64,
-    compressed: bool,
+/// Digests of a stored layer, taken while it was read.
+#[derive(Debug)]
+pub(super) struct Digests {
+    /// Of the stored bytes.
+    stored: String,
+    /// Of the unpacked bytes.
+    pub(super) unpacked: String,
+}
+
+impl Digests {
+    /// Compares with what the manifest and the configuration say, where they say it.
+    pub(super) fn check(&self, what: &str, blob: Option<&str>, diff_id: Option<&str>) -> Result<()> {
+        for (expected, found) in [(blob, &self.stored), (diff_id, &self.unpacked)] {
+            if let Some(expected) = expected.filter(|expected| expected != found) {
+                return Err(Error::DigestMismatch {
+                    blob: what.into(),
+                    expected: expected.into(),
+                    found: found.clone(),
+                });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Reads, unpacks and hashes a stored layer on this thread while `consume` works on the unpacked bytes on another.
+/// All of it is read, also what `consume` leaves. `progress` hears of stored bytes and may stop the reading.
+pub(super) fn unpack<T: Send>(
+    section: Section,
+    what: &str,
+    limits: &Limits,
+    progress: &(dyn Fn(u64) -> io::Result<()> + Sync),
+    consume: impl FnOnce(&mut Chunks) -> Result<T> + Send,
+) -> Result<(T, Digests)> {
+    let (sender, full) = mpsc::sync_channel(WAITING);
+    let (used, empty) = mpsc::channel();
+    let mut chunks = Chunks { full, used, chunk: Vec::new(), at: 0, ended: false, broken: false };
+    std::thread::scope(|scope| {
+        let work = move || {
+            let value = consume(&mut chunks).and_then(|value| {
+                chunks.drain().map_err(|error| Error::stream(what, error))?;
+                Ok(value)
+            });
+            (value, chunks.broken)
+        };
+        let consumer = std::thread::Builder::new()
+            .name("osb-layer".to_owned())
+            .spawn_scoped(scope, work)
+            .map_err(|error| Error::io("start a thread for", what, error))?;
+        let produced = produce(section, what, limits, progress, &sender, &empty);
+        let told = match &produced {
+            Ok(_) => Message::End,
+            Err(error) => Message::Failed(error.to_string()),
+        };
+        // The consumer is gone only when it has failed, and then its error is the one to tell.
+        let _ = sender.send(told);
+        drop(sender);
+        let (consumed, broken) = match consumer.join() {
+            Ok(consumed) => consumed,
+            Err(panic) => std::panic::resume_unwind(panic),
+        };
+        match (consumed, produced) {
+            (Ok(value), Ok(digests)) => Ok((value, digests)),
+            // What broke the stream, not that it broke. But what the consumer met by itself came before that.
+            (Err(_), Err(Stopped::Failed(error))) if broken => Err(error),
+            (Err(error), _) | (Ok(_), Err(Stopped::Failed(error))) => Err(error),
+            (Ok(_), Err(Stopped::Unheard)) => {
+                Err(Error::Malformed { what: what.into(), reason: "its reader left".into() })
+            }
+        }
+    })
+}
+
+/// Why the unpacking ended early.
+enum Stopped {
+    Failed(Error),
+    /// Nobody takes the bytes any more.
+    Unheard,
+}
+
+impl std::fmt::Display for Stopped {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Failed(error) => error.fmt(f),
+            Self::Unheard => f.write_str("stopped"),
+        }
+    }
+}
+
+fn produce(
+    section: Section,
+    what: &str,
+    limits: &Limits,
+    progress: &(dyn Fn(u64) -> io::Result<()> + Sync),
+    full: &SyncSender<Message>,
+    empty: &Receiver<Vec<u8>>,
+) -> Result<Digests, Stopped> {
+    let failed = |error| Stopped::Failed(Error::stream(what, error));
+    let mut start = [0; 8];
+    let count = section.peek(&mut start).map_err(failed)?;
+    let start = &start[..count];
+    let compressed = Compression::detect(start, what).map_err(Stopped::Failed)? != Compression::None;
+    let packed = Packed::default();
+    // Stored and unpacked bytes of an uncompressed layer are the same: hash them once.
+    let reader = PackedReader { section, packed: &packed, hash: compressed, progress };
+    let mut reader = decoder(reader, start, what).map_err(Stopped::Failed)?;
+    let mut hasher = Sha256::new();
+    let mut bytes = 0_u64;
+    loop {
+        let mut chunk = empty.try_recv().unwrap_or_default();
+        chunk.resize(CHUNK, 0);
+        let count = fill(&mut reader, &mut chunk).map_err(failed)?;
+        chunk.truncate(count);
+        if count == 0 {
+            break;
+        }
+        bytes += count as u64;
+        let exceeded =
+            |setting, limit| Err(Stopped::Failed(Error::LimitExceeded { what: what.into(), setting, limit }));
+        if bytes > limits.layer_bytes {
+            return exceeded("layer_bytes", limits.layer_bytes);
+        }
+        if bytes > limits.ratio_from_bytes && bytes / limits.ratio.max(1) > packed.bytes.get() {
+            return exceeded("ratio", limits.ratio);
+        }
+        hasher.update(&chunk);
+        full.send(Message::Chunk(chunk)).map_err(|_| Stopped::Unheard)?;
+    }
+    drop(reader);
+    let unpacked = hex_digest(hasher);
+    let stored = if compressed { hex_digest(packed.digest.take()) } else { unpacked.clone() };
+    Ok(Digests { stored, unpacked })
+}
+
+/// Reads until the buffer is full or the stream ends.
+fn fill(reader: &mut impl Read, buffer: &mut [u8]) -> io::Result<usize> {
+    let mut filled = 0;
+    while filled < buffer.len() {
+        match reader.read(&mut buffer[filled..]) {
+            Ok(0) => break,
+            Ok(count) => filled += count,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(filled)
+}
+
+enum Message {
+    Chunk(Vec<u8>),
+    /// The end that the stream itself has. A sender that vanishes is no such end.
+    End,
+    Failed(String),
+}
+
+/// The unpacked bytes of a layer, as another thread brings them.
+pub(super) struct Chunks {
+    full: Receiver<Message>,
+    /// Gives chunks back to be filled again.
+    used: Sender<Vec<u8>>,
+    chunk: Vec<u8>,
+    at: usize,
+    ended: bool,
+    /// Whether the stream failed, rather than whoever reads it.
+    broken: bool,
+}
+
+impl Chunks {
+    /// Makes unread bytes available; `false` at the end.
+    fn fetch(&mut self) -> io::Result<bool> {
+        while self.at == self.chunk.len() {
+            if self.ended {
+                return Ok(false);
+            }
+            match self.full.recv() {
+                Ok(Message::Chunk(chunk)) => {
+                    // Without anybody to fill it again the chunk is simply freed.
+                    let _ = self.used.send(std::mem::replace(&mut self.chunk, chunk));
+                    self.at = 0;
+                }
+                Ok(Message::End) => self.ended = true,
+                Ok(Message::Failed(reason)) => {
+                    self.broken = true;
+                    return Err(io::Error::other(reason));
+                }
+                Err(_) => return Err(io::Error::other("its unpacking ended early")),
+            }
+        }
+        Ok(true)
+    }
+
+    fn drain(&mut self) -> io::Result<()> {
+        while self.fetch()? {
+            self.at = self.chunk.len();
+        }
+        Ok(())
+    }
+}
+
+impl Read for Chunks {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        if !self.fetch()? {
+            return Ok(0);
+        }
+        let count = buffer.len().min(self.chunk.len() - self.at);
+        buffer[..count].copy_from_slice(&self.chunk[self.at..self.at + count]);
+        self.at += count;
+        Ok(count)
+    }
+}
+
+impl Source for Chunks {
+    fn skip(&mut self, mut bytes: u64) -> io::Result<()> {
+        while bytes > 0 {
+            if !self.fetch()? {
+                return Err(io::ErrorKind::UnexpectedEof.into());
+            }
+            let here = (self.chunk.len() - self.at).min(usize::try_from(bytes).unwrap_or(usize::MAX));
+            self.at += here;
+            bytes -= here as u64;
+        }
+        Ok(())
+    }
 }
 
 /// What has been read of the stored bytes.
@@ -75,7 +292,7 @@ struct Packed {
 
 struct PackedReader<'a> {
     section: Section,
-    packed: Rc<Packed>,
+    packed: &'a Packed,
     hash: bool,
     progress: &'a (dyn Fn(u64) -> io::Result<()> + Sync),
 }
@@ -91,68 +308,6 @@ impl Read for PackedReader<'_> {
         Ok(count)
     }
 }
-
-impl<'a> LayerStream<'a> {
-    /// Opens a stored layer. `progress` hears of packed bytes as they are read, and may stop the reading.
-    pub(super) fn open(
-        section: Section,
-        what: &'a str,
-        limits: &'a Limits,
-        progress: &'a (dyn Fn(u64) -> io::Result<()> + Sync),
-    ) -> Result<Self> {
-        let mut start = [0; 8];
-        let count = section.peek(&mut start).map_err(|error| Error::stream(what, error))?;
-        let start = &start[..count];
-        let compressed = Compression::detect(start, what)? != Compression::None;
-        let packed = Rc::new(Packed::default());
-        // Stored and unpacked bytes of an uncompressed layer are the same: hash them once.
-        let reader = PackedReader { section, packed: Rc::clone(&packed), hash: compressed, progress };
-        let reader = decoder(reader, start, what)?;
-        Ok(Self { reader, what, limits, packed, unpacked: Sha256::new(), bytes: 0, compressed })
-    }
-
-    /// Reads what is left and compares digests: of the stored bytes when known, and of the unpacked ones.
-    /// Returns the digest of the unpacked bytes.
-    pub(super) fn finish(mut self, blob: Option<&str>, diff_id: Option<&str>) -> Result<String> {
-        let mut buffer = vec![0; BUFFER];
-        while self.read(&mut buffer).map_err(|error| Error::stream(self.what, error))? > 0 {}
-        drop(self.reader);
-        let unpacked = hex_digest(self.unpacked);
-        let stored = if self.compressed { hex_digest(self.packed.digest.take()) } else { unpacked.clone() };
-        for (expected, found) in [(blob, stored), (diff_id, unpacked.clone())] {
-            if let Some(expected) = expected.filter(|expected| *expected != found) {
-                return Err(Error::DigestMismatch {
-                    blob: self.what.into(),
-                    expected: expected.into(),
-                    found,
-                });
-            }
-        }
-        Ok(unpacked)
-    }
-}
-
-impl Read for LayerStream<'_> {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let count = self.reader.read(buffer)?;
-        self.bytes += count as u64;
-        self.unpacked.update(&buffer[..count]);
-        let exceeded = |setting, limit| {
-            Err(io::Error::other(Error::LimitExceeded { what: self.what.into(), setting, limit }))
-        };
-        if self.bytes > self.limits.layer_bytes {
-            return exceeded("layer_bytes", self.limits.layer_bytes);
-        }
-        let bomb = self.bytes > self.limits.ratio_from_bytes
-            && self.bytes / self.limits.ratio.max(1) > self.packed.bytes.get();
-        if bomb {
-            return exceeded("ratio", self.limits.ratio);
-        }
-        Ok(count)
-    }
-}
-
-impl Source for LayerStream<'_> {}
 
 /// `sha256:…` of what a hasher has seen.
 pub(super) fn hex_digest(hasher: Sha256) -> String {

@@ -68,6 +68,25 @@ pub enum Error {
         #[source]
         source: io::Error,
     },
+    /// Sandboxes run of the image.
+    #[error(
+        "{name} is in use by {} ({}); end {} first, or add --force to remove its names now and its layers afterwards",
+        counted(sandboxes.len(), "running sandbox", "running sandboxes"),
+        shortened(sandboxes),
+        if sandboxes.len() == 1 { "it" } else { "them" }
+    )]
+    InUse {
+        /// The name.
+        name: String,
+        /// Their ids.
+        sandboxes: Vec<String>,
+    },
+    /// The name is an alias, not an image's.
+    #[error("{name} is an alias; `osb image alias --rm {name}` removes it")]
+    IsAlias {
+        /// The name.
+        name: String,
+    },
     /// JSON that does not say what it must.
     #[error("{what} is not valid JSON of its kind")]
     Json {
@@ -108,19 +127,21 @@ pub enum Error {
         path: PathBuf,
     },
     /// No image of that name.
-    #[error("no image named {name}; `osb image list` shows what is stored")]
+    #[error("no image named {name}{}; `osb image list` shows what is stored", did_you_mean(similar))]
     NotFound {
         /// The name.
         name: String,
+        /// Stored names that look like it, the likest first.
+        similar: Vec<String>,
     },
     /// Made for another kind of machine.
-    #[error("{what} is for {found}, this machine runs {wanted}; take the image for {wanted}")]
+    #[error("{what} is for {found}, but {wanted} is wanted; take the image for {wanted}")]
     Platform {
         /// The archive or image.
         what: String,
         /// Platforms offered.
         found: String,
-        /// Platform of this machine.
+        /// Platform of this machine, or the one asked for.
         wanted: String,
     },
     /// A name that the store keeps for itself.
@@ -128,6 +149,23 @@ pub enum Error {
     Reserved {
         /// The name.
         name: String,
+    },
+    /// More than images may take together.
+    #[error(
+        "no room for {what}: images may take {} (max_disk) and {}; {}",
+        size(*limit),
+        if *kept == 0 { "nothing stored is in the way".to_owned() } else { format!("{} cannot be removed now", size(*kept)) },
+        would_free(holders)
+    )]
+    StoreFull {
+        /// What was to be stored.
+        what: String,
+        /// The limit in bytes.
+        limit: u64,
+        /// Bytes that stay whatever is removed.
+        kept: u64,
+        /// Images that sandboxes run of, the largest first.
+        holders: Vec<Holder>,
     },
     /// The file ended early.
     #[error("{what} ends too early; the copy is incomplete, fetch or save it again")]
@@ -161,6 +199,17 @@ pub enum Error {
         /// What to do instead.
         reason: &'static str,
     },
+}
+
+/// An image that cannot make room.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Holder {
+    /// Its name.
+    pub name: String,
+    /// Bytes of disk that it takes.
+    pub disk_bytes: u64,
+    /// How many sandboxes run of it.
+    pub sandboxes: usize,
 }
 
 /// Result of store operations.
@@ -198,4 +247,48 @@ impl Error {
             reason: reason.into(),
         }
     }
+}
+
+fn did_you_mean(similar: &[String]) -> String {
+    if similar.is_empty() { String::new() } else { format!("; did you mean {}?", similar.join(" or ")) }
+}
+
+fn counted(count: usize, one: &str, many: &str) -> String {
+    format!("{count} {}", if count == 1 { one } else { many })
+}
+
+/// A few of many ids.
+fn shortened(ids: &[String]) -> String {
+    const MOST: usize = 3;
+    let shown = ids[..ids.len().min(MOST)].join(", ");
+    if ids.len() > MOST { format!("{shown}, …") } else { shown }
+}
+
+fn would_free(holders: &[Holder]) -> String {
+    const MOST: usize = 5;
+    if holders.is_empty() {
+        return "raise max_disk, or take a smaller image".to_owned();
+    }
+    let told: Vec<_> = holders[..holders.len().min(MOST)]
+        .iter()
+        .map(|holder| {
+            let sandboxes = counted(holder.sandboxes, "sandbox", "sandboxes");
+            format!("{} ({}, {sandboxes})", holder.name, size(holder.disk_bytes))
+        })
+        .collect();
+    format!("end the sandboxes of {}, or raise max_disk", told.join(", "))
+}
+
+/// A number of bytes for people.
+pub(super) fn size(bytes: u64) -> String {
+    #[allow(clippy::cast_precision_loss)] // Shown with one digit.
+    let mut amount = bytes as f64;
+    let mut units = ["B", "KiB", "MiB", "GiB", "TiB"].into_iter().peekable();
+    while let Some(unit) = units.next() {
+        if amount < 1024.0 || units.peek().is_none() {
+            return if unit == "B" { format!("{bytes} B") } else { format!("{amount:.1} {unit}") };
+        }
+        amount /= 1024.0;
+    }
+    String::new()
 }

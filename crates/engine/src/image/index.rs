@@ -43,8 +43,28 @@ pub(super) struct ImageRecord {
 pub(super) struct LayerRecord {
     /// Bytes of file content that are its own; none for a merge.
     pub(super) bytes: u64,
+    /// Bytes of disk that it takes, about: whole blocks, names that link to other layers' files for nothing.
+    #[serde(default)]
+    pub(super) disk: u64,
     /// Whether it holds whiteouts or opaque directories.
     pub(super) hides: bool,
+    /// Hard links to files of layers below.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(super) links: Vec<LowerLink>,
+}
+
+/// A hard link in a layer whose other name is in a layer below: it can be made only where the layers come together.
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
+pub(super) struct LowerLink {
+    pub(super) path: String,
+    pub(super) target: String,
+}
+
+impl LayerRecord {
+    /// Bytes of disk.
+    pub(super) fn on_disk(&self) -> u64 {
+        self.disk.max(self.bytes)
+    }
 }
 
 /// Tells two versions of the file apart without reading it.

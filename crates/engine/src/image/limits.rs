@@ -56,36 +56,57 @@ impl Limits {
     }
 }
 
-/// Watches the free space of a file system while something is written to it.
-#[derive(Debug)]
-pub(super) struct SpaceGuard {
+/// Asked for room before disk is used; an error says that there is none.
+pub(super) type Charge<'a> = &'a (dyn Fn(u64) -> Result<()> + Sync);
+
+/// Watches the free space of a file system, and what the store may take of it, while something is written.
+pub(super) struct SpaceGuard<'a> {
     min_free_bytes: u64,
+    charge: Charge<'a>,
     bytes: u64,
     entries: u64,
+    uncharged: u64,
+    total: u64,
 }
 
-impl SpaceGuard {
+impl<'a> SpaceGuard<'a> {
     /// Bytes and entries between two looks at the file system.
     const STEP_BYTES: u64 = 32 << 20;
     const STEP_ENTRIES: u64 = 2_048;
+    /// What file systems give away at least.
+    const BLOCK: u64 = 4_096;
 
-    pub(super) fn new(limits: &Limits) -> Self {
+    pub(super) fn new(limits: &Limits, charge: Charge<'a>) -> Self {
         // The first write looks at once.
-        Self { min_free_bytes: limits.min_free_bytes, bytes: Self::STEP_BYTES, entries: 0 }
+        let bytes = Self::STEP_BYTES;
+        Self { min_free_bytes: limits.min_free_bytes, charge, bytes, entries: 0, uncharged: 0, total: 0 }
     }
 
     /// Counts one new entry of `bytes` bytes below `dir`.
     pub(super) fn spend(&mut self, dir: impl AsFd, path: &Path, bytes: u64) -> Result<()> {
         self.bytes = self.bytes.saturating_add(bytes);
+        self.uncharged =
+            self.uncharged.saturating_add(bytes.div_ceil(Self::BLOCK).saturating_mul(Self::BLOCK));
         self.entries += 1;
         if self.bytes < Self::STEP_BYTES && self.entries < Self::STEP_ENTRIES {
             return Ok(());
         }
         (self.bytes, self.entries) = (0, 0);
+        self.settle()?;
         let stat = rustix::fs::fstatvfs(dir).map_err(|errno| Error::io("examine", path, errno))?;
         if stat.f_bavail.saturating_mul(stat.f_frsize) < self.min_free_bytes {
             return Err(Error::NoSpace { path: path.into() });
         }
         Ok(())
+    }
+
+    /// Charges what was not charged yet; answers all bytes of disk so far.
+    pub(super) fn settle(&mut self) -> Result<u64> {
+        let bytes = std::mem::take(&mut self.uncharged);
+        if bytes > 0 {
+            (self.charge)(bytes)?;
+        }
+        self.total = self.total.saturating_add(bytes);
+        Ok(self.total)
     }
 }

@@ -1,15 +1,19 @@
 //! Brings images into the store, from directories and archives.
 
 use super::archive::{Blobs, Section};
-use super::decompress::{LayerStream, digest_of};
+use super::budget::Budget;
+use super::change::ConfigChange;
+use super::commit::{distinct, layer_name, merge_name, record};
+use super::decompress::{self, digest_of};
 use super::error::{Error, Result};
-use super::index::{self, ImageRecord, LayerRecord};
+use super::index::LayerRecord;
 use super::manifest::{self, Plan, PlannedLayer};
-use super::store::{ImageStore, Workspace, drop_unnamed};
-use super::{Config, HOST, Image, Reference, apply, architecture, copy, merge, names};
-use std::collections::{BTreeMap, BTreeSet};
+use super::store::ImageStore;
+use super::workspace::Workspace;
+use super::{Config, HOST, Image, Reference, apply, architecture, copy, names};
+use std::collections::BTreeMap;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -36,13 +40,8 @@ pub struct Progress {
     pub total_layers: usize,
 }
 
-/// Layers to mount at most. More make each look-up of a missing name slower.
-const MOST_LOWERS: usize = 3;
-/// Digest of an empty tar archive: the layer of images that have none.
-const EMPTY: &str = "5f70bf18a086007016e948b04aed3b82103a36bea41755b6cddfaf10ace3c6ef";
-
 /// Layers that were unpacked into the workspace.
-type Fresh = BTreeMap<String, LayerRecord>;
+pub(super) type Fresh = BTreeMap<String, LayerRecord>;
 
 impl ImageStore {
     /// Loads the images of a directory or archive: a directory with a root file system, an OCI layout (directory or
@@ -62,11 +61,25 @@ impl ImageStore {
         reference: Option<&str>,
         progress: &(dyn Fn(Progress) + Sync),
     ) -> Result<Loaded> {
-        let reference = reference.map(parse_name).transpose()?;
+        self.load_with(path, LoadOptions { reference, ..LoadOptions::default() }, progress)
+    }
+
+    /// As [`ImageStore::load`], with options.
+    ///
+    /// # Errors
+    /// As [`ImageStore::load`].
+    pub fn load_with(
+        &self,
+        path: &Path,
+        options: LoadOptions<'_>,
+        progress: &(dyn Fn(Progress) + Sync),
+    ) -> Result<Loaded> {
+        let reference = options.reference.map(parse_name).transpose()?;
         let workspace = self.workspace()?;
         let metadata = std::fs::metadata(path).map_err(|error| Error::io("open", path, error))?;
         let path = &std::fs::canonicalize(path).map_err(|error| Error::io("open", path, error))?;
-        let load = Load { store: self, workspace: &workspace, progress };
+        let budget = Budget::new(self, path)?;
+        let load = Load { store: self, workspace: &workspace, progress, options: &options, budget };
         if !metadata.is_dir() {
             let size = metadata.len();
             let read = AtomicU64::new(0);
@@ -108,15 +121,29 @@ fn is_root(holds: &dyn Fn(&str) -> bool) -> bool {
     ["bin", "sbin", "usr", "etc", "lib"].iter().any(|name| holds(name))
 }
 
-struct Load<'a> {
-    store: &'a ImageStore,
-    workspace: &'a Workspace,
+/// How an image is loaded.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct LoadOptions<'a> {
+    /// Name for an image whose source has none, or the one of several to load.
+    pub reference: Option<&'a str>,
+    /// Architecture that the image must be for, in the words of images; `None` is this machine's.
+    pub architecture: Option<&'a str>,
+    /// Changes to the image's configuration.
+    pub change: Option<&'a ConfigChange>,
+}
+
+pub(super) struct Load<'a> {
+    pub(super) store: &'a ImageStore,
+    pub(super) workspace: &'a Workspace,
     progress: &'a (dyn Fn(Progress) + Sync),
+    options: &'a LoadOptions<'a>,
+    pub(super) budget: Budget<'a>,
 }
 
 impl Load<'_> {
     fn image(&self, blobs: &Blobs, reference: Option<Reference>) -> Result<Loaded> {
-        let mut plans = manifest::plans(blobs, self.store.limits())?;
+        let wanted = self.options.architecture.unwrap_or_else(|| architecture());
+        let mut plans = manifest::plans(blobs, wanted, self.store.limits())?;
         match reference {
             Some(wanted) if plans.len() > 1 => {
                 let names = plans.iter().flat_map(|plan| &plan.names).map(ToString::to_string).collect();
@@ -144,6 +171,15 @@ impl Load<'_> {
         {
             return Err(Error::Reserved { name: name.to_string() });
         }
+        if let Some(change) = self.options.change.filter(|change| !change.is_empty()) {
+            for plan in &mut plans {
+                change.apply(&mut plan.config);
+                // The configuration is another now, so the image is.
+                plan.id = change.id(&plan.id, &plan.config);
+                plan.manifest = None;
+            }
+        }
+        self.pin(&plans)?;
         let (fresh, warnings) = self.unpack(blobs, &plans)?;
         self.commit(plans, fresh, warnings)
     }
@@ -160,10 +196,11 @@ impl Load<'_> {
         };
         let directory = self.workspace.path().join("root");
         create(&directory)?;
-        let stream = LayerStream::open(archive, &what, self.store.limits(), &progress)?;
-        let (applied, stream) = apply::apply(stream, &directory, &what, self.store.limits())?;
-        let digest = stream.finish(None, None)?;
-        self.commit_root(&directory, name, digest, record(&applied), applied.warnings)
+        let limits = self.store.limits();
+        let (applied, digests) = decompress::unpack(archive, &what, limits, &progress, |chunks| {
+            apply::apply(chunks, &directory, &what, limits, &|bytes| self.budget.charge(bytes))
+        })?;
+        self.commit_root(&directory, name, digests.unpacked, record(&applied), applied.warnings)
     }
 
     fn directory(&self, path: &Path, reference: Option<Reference>) -> Result<Loaded> {
@@ -175,8 +212,10 @@ impl Load<'_> {
         };
         let directory = self.workspace.path().join("root");
         create(&directory)?;
-        let copied = copy::copy(path, &directory, self.store.root(), self.store.limits(), &progress)?;
-        let record = LayerRecord { bytes: copied.bytes, hides: false };
+        let charge = |bytes| self.budget.charge(bytes);
+        let copied =
+            copy::copy(path, &directory, self.store.root(), self.store.limits(), &charge, &progress)?;
+        let record = LayerRecord { bytes: copied.bytes, disk: copied.disk, ..LayerRecord::default() };
         self.commit_root(&directory, name, copied.digest, record, copied.warnings)
     }
 
@@ -191,16 +230,17 @@ impl Load<'_> {
     ) -> Result<Loaded> {
         let holds = |name: &str| directory.join(name).symlink_metadata().is_ok();
         let shell = if holds("bin/bash") || holds("usr/bin/bash") { "/bin/bash" } else { "/bin/sh" };
-        let config = Config {
+        let mut config = Config {
             cmd: vec![shell.into()],
             os: "linux".into(),
-            architecture: architecture().into(),
+            architecture: self.options.architecture.unwrap_or_else(|| architecture()).into(),
             ..Config::default()
         };
+        if let Some(change) = self.options.change {
+            change.apply(&mut config);
+        }
         let document = serde_json::json!({
-            "architecture": config.architecture,
-            "config": { "Cmd": config.cmd },
-            "os": config.os,
+            "config": config,
             "rootfs": { "type": "layers", "diff_ids": [digest] },
         });
         let layer = layer_name(&digest).to_owned();
@@ -214,7 +254,24 @@ impl Load<'_> {
             layers: vec![PlannedLayer { part: String::new(), blob: None, diff_id: digest }],
             names: vec![name],
         };
-        self.commit(vec![plan], Fresh::from([(layer, record)]), warnings)
+        let plans = vec![plan];
+        self.pin(&plans)?;
+        self.commit(plans, Fresh::from([(layer, record)]), warnings)
+    }
+
+    /// Keeps what the images need from being deleted under this load, whether it is in the store already or will be.
+    fn pin(&self, plans: &[Plan]) -> Result<()> {
+        let layers = plans.iter().map(|plan| distinct(&plan.layers));
+        let pins: Vec<_> = layers
+            .flat_map(|layers| {
+                let merge = merge_name(&layers);
+                layers.into_iter().chain([merge])
+            })
+            .collect();
+        let _shared = self.store.lock_layers(rustix::fs::FlockOperation::LockShared)?;
+        self.workspace.pin(&pins)?;
+        self.budget.spare(plans.iter().map(|plan| plan.id.clone()));
+        Ok(())
     }
 
     /// Unpacks the layers that the store lacks, several at a time.
@@ -224,7 +281,8 @@ impl Load<'_> {
         for layer in plans.iter().flat_map(|plan| &plan.layers) {
             wanted.entry(layer_name(&layer.diff_id)).or_insert(layer);
         }
-        wanted.retain(|name, _| !self.store.layer_path(name).exists());
+        let known = self.store.current()?;
+        wanted.retain(|name, _| !known.has_layer(name));
         let mut jobs = Vec::new();
         for (name, layer) in wanted {
             let section = blobs
@@ -277,96 +335,6 @@ impl Load<'_> {
             None => Ok((fresh, warnings)),
         }
     }
-
-    /// Merges layers where there are too many, and puts everything in its place.
-    fn commit(&self, plans: Vec<Plan>, mut fresh: Fresh, warnings: Vec<String>) -> Result<Loaded> {
-        let mut records = Vec::new();
-        for plan in plans {
-            let layers = distinct(&plan.layers);
-            let layers = if layers.is_empty() { vec![self.empty_layer(&mut fresh)?] } else { layers };
-            let lowers = self.lowers(&layers, &mut fresh)?;
-            records.push((plan, layers, lowers));
-        }
-        // Content before names: after a power failure a name must not stand for empty files.
-        let work = self.workspace.path();
-        let synced = std::fs::File::open(work).map(|directory| rustix::fs::syncfs(&directory));
-        synced
-            .map_err(|error| Error::io("open", work, error))?
-            .map_err(|errno| Error::io("write to", work, errno))?;
-        let references = self.store.update(|index| {
-            for (layer, record) in fresh {
-                let (from, to) = (work.join(&layer), self.store.layer_path(&layer));
-                // Another load brought the same meanwhile.
-                if !to.exists() {
-                    std::fs::rename(&from, &to).map_err(|error| Error::io("create", &to, error))?;
-                }
-                index.layers.entry(layer).or_insert(record);
-            }
-            index::sync_dir(&self.store.layer_path(""))?;
-            let mut references = BTreeSet::new();
-            for (plan, layers, lowers) in records {
-                let bytes = |layer: &String| index.layers.get(layer).map_or(0, |record| record.bytes);
-                let size_bytes = layers.iter().map(bytes).sum();
-                let known = index.images.remove(&plan.id).map(|image| image.manifests).unwrap_or_default();
-                let record = ImageRecord {
-                    config: plan.config,
-                    layers,
-                    lowers,
-                    size_bytes,
-                    created: plan.created.map(|created| created.to_string()),
-                    manifests: known.into_iter().chain(plan.manifest).collect(),
-                };
-                index.images.insert(plan.id.clone(), record);
-                for name in plan.names {
-                    index.references.insert(name.to_string(), plan.id.clone());
-                    references.insert(name.to_string());
-                }
-            }
-            drop_unnamed(index);
-            Ok(references)
-        })?;
-        let images = self.store.list()?.into_iter().filter(|image| references.contains(&image.reference));
-        Ok(Loaded { images: images.collect(), warnings })
-    }
-
-    fn place(&self, layer: &str, fresh: &Fresh) -> PathBuf {
-        if fresh.contains_key(layer) {
-            self.workspace.path().join(layer)
-        } else {
-            self.store.layer_path(layer)
-        }
-    }
-
-    /// Layers to mount, the highest first: those of the image, or one merge of them all.
-    fn lowers(&self, layers: &[String], fresh: &mut Fresh) -> Result<Vec<String>> {
-        let known = self.store.current()?;
-        let hides = |layer: &String| {
-            fresh.get(layer).or_else(|| known.index.layers.get(layer)).is_some_and(|record| record.hides)
-        };
-        if layers.len() <= MOST_LOWERS && !layers.iter().any(hides) {
-            return Ok(layers.iter().rev().cloned().collect());
-        }
-        let key = format!("merge 1\n{}", layers.join("\n"));
-        let merged = layer_name(&digest_of(key.as_bytes())).to_owned();
-        if !fresh.contains_key(&merged) && !self.store.layer_path(&merged).exists() {
-            let target = self.workspace.path().join(&merged);
-            create(&target)?;
-            let sources: Vec<_> = layers.iter().map(|layer| self.place(layer, fresh)).collect();
-            merge::merge(&sources, &target)?;
-            fresh.insert(merged.clone(), LayerRecord::default());
-        }
-        Ok(vec![merged])
-    }
-
-    fn empty_layer(&self, fresh: &mut Fresh) -> Result<String> {
-        if !self.store.layer_path(EMPTY).exists() && !fresh.contains_key(EMPTY) {
-            let path = self.workspace.path().join(EMPTY);
-            create(&path)?;
-            apply::apply(&[][..], &path, "the empty layer", self.store.limits())?;
-            fresh.insert(EMPTY.into(), LayerRecord::default());
-        }
-        Ok(EMPTY.into())
-    }
 }
 
 /// What the threads of one unpacking share.
@@ -392,9 +360,10 @@ impl Shared<'_> {
             self.report();
             Ok(())
         };
-        let stream = LayerStream::open(section, &layer.part, limits, &progress)?;
-        let (applied, stream) = apply::apply(stream, &directory, &layer.part, limits)?;
-        stream.finish(layer.blob.as_deref(), Some(&layer.diff_id))?;
+        let (applied, digests) = decompress::unpack(section, &layer.part, limits, &progress, |chunks| {
+            apply::apply(chunks, &directory, &layer.part, limits, &|bytes| self.load.budget.charge(bytes))
+        })?;
+        digests.check(&layer.part, layer.blob.as_deref(), Some(&layer.diff_id))?;
         self.layers.fetch_add(1, Ordering::Relaxed);
         self.report();
         Ok(applied)
@@ -410,33 +379,10 @@ impl Shared<'_> {
     }
 }
 
-/// Layer names, the lowest first, each once: of a layer that comes twice only the upper one is seen, and overlayfs
-/// refuses to stack a directory on itself.
-fn distinct(layers: &[PlannedLayer]) -> Vec<String> {
-    let mut seen = BTreeSet::new();
-    let mut names: Vec<_> = layers
-        .iter()
-        .rev()
-        .map(|layer| layer_name(&layer.diff_id).to_owned())
-        .filter(|name| seen.insert(name.clone()))
-        .collect();
-    names.reverse();
-    names
-}
-
-fn record(applied: &apply::Applied) -> LayerRecord {
-    LayerRecord { bytes: applied.bytes, hides: applied.hides }
-}
-
-/// Directory name of a layer.
-fn layer_name(digest: &str) -> &str {
-    digest.strip_prefix("sha256:").unwrap_or(digest)
-}
-
 fn reserved() -> String {
     format!("docker.io/library/{HOST}:latest")
 }
 
-fn create(path: &Path) -> Result<()> {
+pub(super) fn create(path: &Path) -> Result<()> {
     std::fs::create_dir(path).map_err(|error| Error::io("create", path, error))
 }

@@ -41,15 +41,22 @@ pub(super) fn is_image(blobs: &Blobs) -> bool {
     oci || blobs.holds("manifest.json")
 }
 
-/// All images for this machine.
-pub(super) fn plans(blobs: &Blobs, limits: &Limits) -> Result<Vec<Plan>> {
+/// All images for the architecture `wanted`.
+pub(super) fn plans(blobs: &Blobs, wanted: &str, limits: &Limits) -> Result<Vec<Plan>> {
     let mut plans = Vec::new();
     if let Some(index) = blobs.read("index.json", limits)? {
-        plans = oci_plans(blobs, &index, limits)?;
+        plans = oci_plans(blobs, &index, wanted, limits)?;
     }
     if let Some(manifest) = blobs.read("manifest.json", limits)? {
-        let docker = docker_plans(blobs, &manifest, limits, &plans)?;
-        plans.extend(docker);
+        // skopeo's `dir:` has the image's manifest under the name that Docker gives to its list of images.
+        if manifest.trim_ascii_start().starts_with(b"{") {
+            let digest = digest_of(&manifest);
+            let what = format!("manifest.json of {}", blobs.path().display());
+            plans.push(manifest_plan(blobs, &manifest, digest, what, 0, wanted, limits)?);
+        } else {
+            let docker = docker_plans(blobs, &manifest, wanted, limits, &plans)?;
+            plans.extend(docker);
+        }
     }
     let mut merged: Vec<Plan> = Vec::new();
     for plan in plans {
@@ -93,9 +100,9 @@ struct Platform {
 }
 
 impl Platform {
-    fn runs_here(&self) -> bool {
+    fn runs_on(&self, wanted: &str) -> bool {
         // 32-bit variants carry another architecture name, so the variant never decides.
-        self.os == "linux" && self.architecture == architecture()
+        self.os == "linux" && self.architecture == wanted
     }
 }
 
@@ -170,10 +177,16 @@ fn part_of(digest: &str, blobs: &Blobs) -> Result<String> {
             reason: "save the image with sha256 digests",
         });
     }
-    Ok(digest.replacen(':', "/", 1).replacen("sha256", "blobs/sha256", 1))
+    let hex = digest.strip_prefix("sha256:").unwrap_or(digest);
+    if blobs.holds("blobs") {
+        return Ok(format!("blobs/sha256/{hex}"));
+    }
+    // In skopeo's `dir:` the parts lie side by side, manifests of an index by another name.
+    let manifest = format!("{hex}.manifest.json");
+    Ok(if blobs.holds(&manifest) { manifest } else { hex.to_owned() })
 }
 
-fn oci_plans(blobs: &Blobs, index: &[u8], limits: &Limits) -> Result<Vec<Plan>> {
+fn oci_plans(blobs: &Blobs, index: &[u8], wanted: &str, limits: &Limits) -> Result<Vec<Plan>> {
     let what = format!("index.json of {}", blobs.path().display());
     let index: Document = json(index, &what)?;
     let manifests = index.manifests.unwrap_or_default();
@@ -184,7 +197,7 @@ fn oci_plans(blobs: &Blobs, index: &[u8], limits: &Limits) -> Result<Vec<Plan>> 
         if is_attestation(descriptor) {
             continue;
         }
-        match oci_plan(blobs, descriptor, 0, limits) {
+        match oci_plan(blobs, descriptor, 0, wanted, limits) {
             Ok(mut plan) => {
                 plan.names = names(descriptor);
                 plans.push(plan);
@@ -217,10 +230,16 @@ fn names(descriptor: &Descriptor) -> Vec<Reference> {
     full.into_iter().chain(name).filter_map(|name| Reference::parse(name).ok()).collect()
 }
 
-fn oci_plan(blobs: &Blobs, descriptor: &Descriptor, depth: usize, limits: &Limits) -> Result<Plan> {
+fn oci_plan(
+    blobs: &Blobs,
+    descriptor: &Descriptor,
+    depth: usize,
+    wanted: &str,
+    limits: &Limits,
+) -> Result<Plan> {
     let what = format!("{} of {}", descriptor.digest, blobs.path().display());
-    if let Some(platform) = descriptor.platform.as_ref().filter(|platform| !platform.runs_here()) {
-        return Err(wrong_platform(&what, [platform]));
+    if let Some(platform) = descriptor.platform.as_ref().filter(|platform| !platform.runs_on(wanted)) {
+        return Err(wrong_platform(&what, wanted, [platform]));
     }
     if descriptor.media_type.contains("manifest.v1+") && !descriptor.media_type.contains("oci") {
         return Err(Error::Unsupported {
@@ -228,19 +247,35 @@ fn oci_plan(blobs: &Blobs, descriptor: &Descriptor, depth: usize, limits: &Limit
             reason: "save the image again with a current tool",
         });
     }
-    let document: Document = json(&blob(blobs, &descriptor.digest, limits)?, &what)?;
+    let data = blob(blobs, &descriptor.digest, limits)?;
+    manifest_plan(blobs, &data, descriptor.digest.clone(), what, depth, wanted, limits)
+}
+
+fn manifest_plan(
+    blobs: &Blobs,
+    data: &[u8],
+    digest: String,
+    what: String,
+    depth: usize,
+    wanted: &str,
+    limits: &Limits,
+) -> Result<Plan> {
+    let document: Document = json(data, &what)?;
     if let Some(manifests) = document.manifests {
         const MOST_NESTED: usize = 4;
         if depth == MOST_NESTED {
             return Err(Error::Malformed { what, reason: "indexes are nested too deep".into() });
         }
         let candidates: Vec<_> = manifests.iter().filter(|descriptor| !is_attestation(descriptor)).collect();
-        let fits = |descriptor: &&&Descriptor| descriptor.platform.as_ref().is_none_or(Platform::runs_here);
+        let fits = |descriptor: &&&Descriptor| {
+            descriptor.platform.as_ref().is_none_or(|platform| platform.runs_on(wanted))
+        };
         // Of several that run here the first is the one meant: indexes go from plain to special variants.
         let Some(chosen) = candidates.iter().find(fits) else {
-            return Err(wrong_platform(&what, candidates.iter().filter_map(|found| found.platform.as_ref())));
+            let offered = candidates.iter().filter_map(|found| found.platform.as_ref());
+            return Err(wrong_platform(&what, wanted, offered));
         };
-        return oci_plan(blobs, chosen, depth + 1, limits);
+        return oci_plan(blobs, chosen, depth + 1, wanted, limits);
     }
     let (Some(config), Some(layers)) = (document.config, document.layers) else {
         let version = document.schema_version.unwrap_or(0);
@@ -252,12 +287,18 @@ fn oci_plan(blobs: &Blobs, descriptor: &Descriptor, depth: usize, limits: &Limit
         .into_iter()
         .map(|layer| Ok((part_of(&layer.digest, blobs)?, Some(layer.digest))))
         .collect::<Result<_>>()?;
-    let mut plan = plan(&data, &what, config.digest, layers, limits)?;
-    plan.manifest = Some(descriptor.digest.clone());
+    let mut plan = plan(&data, &what, config.digest, layers, wanted, limits)?;
+    plan.manifest = Some(digest);
     Ok(plan)
 }
 
-fn docker_plans(blobs: &Blobs, manifest: &[u8], limits: &Limits, known: &[Plan]) -> Result<Vec<Plan>> {
+fn docker_plans(
+    blobs: &Blobs,
+    manifest: &[u8],
+    wanted: &str,
+    limits: &Limits,
+    known: &[Plan],
+) -> Result<Vec<Plan>> {
     let what = format!("manifest.json of {}", blobs.path().display());
     let images: Vec<DockerManifest> = json(manifest, &what)?;
     Limits::check(&what, "images", images.len() as u64, limits.images as u64)?;
@@ -285,8 +326,14 @@ fn docker_plans(blobs: &Blobs, manifest: &[u8], limits: &Limits, known: &[Plan])
                 (part, digest)
             })
             .collect();
-        let mut plan =
-            plan(&data, &format!("{} of {}", image.config, blobs.path().display()), id, layers, limits)?;
+        let mut plan = plan(
+            &data,
+            &format!("{} of {}", image.config, blobs.path().display()),
+            id,
+            layers,
+            wanted,
+            limits,
+        )?;
         plan.names = names;
         plans.push(plan);
     }
@@ -298,14 +345,15 @@ fn plan(
     what: &str,
     id: String,
     layers: Vec<(String, Option<String>)>,
+    wanted: &str,
     limits: &Limits,
 ) -> Result<Plan> {
     let file: ConfigFile = json(data, &format!("configuration in {what}"))?;
     let platform = Platform { os: file.os, architecture: file.architecture, variant: file.variant };
     // Very old images name neither.
     let named = !platform.os.is_empty() && !platform.architecture.is_empty();
-    if named && !platform.runs_here() {
-        return Err(wrong_platform(what, [&platform]));
+    if named && !platform.runs_on(wanted) {
+        return Err(wrong_platform(what, wanted, [&platform]));
     }
     Limits::check(what, "layers", layers.len() as u64, limits.layers as u64)?;
     let diff_ids = file.rootfs.and_then(|rootfs| rootfs.diff_ids).unwrap_or_default();
@@ -341,7 +389,7 @@ fn plan(
     Ok(Plan { id, manifest: None, config, created, layers, names: Vec::new() })
 }
 
-fn wrong_platform<'a>(what: &str, found: impl IntoIterator<Item = &'a Platform>) -> Error {
+fn wrong_platform<'a>(what: &str, wanted: &str, found: impl IntoIterator<Item = &'a Platform>) -> Error {
     let found: Vec<_> = found
         .into_iter()
         .map(|platform| {
@@ -349,9 +397,5 @@ fn wrong_platform<'a>(what: &str, found: impl IntoIterator<Item = &'a Platform>)
             format!("{}/{}{variant}", platform.os, platform.architecture)
         })
         .collect();
-    Error::Platform {
-        what: what.into(),
-        found: found.join(", "),
-        wanted: format!("linux/{}", architecture()),
-    }
+    Error::Platform { what: what.into(), found: found.join(", "), wanted: format!("linux/{wanted}") }
 }

@@ -5,30 +5,120 @@
 //! listings.
 
 use super::error::{Error, Result};
+use super::index::LowerLink;
 use super::tree::{self, Attributes};
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, Stat};
 use rustix::io::Errno;
 use std::fs::File;
 use std::os::fd::OwnedFd;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-/// Merges `layers`, the lowest first, into the empty directory `target` of the same file system.
-pub(super) fn merge(layers: &[impl AsRef<Path>], target: &Path) -> Result<()> {
+/// A layer to merge.
+pub(super) struct Source<'a> {
+    pub(super) name: &'a str,
+    pub(super) place: PathBuf,
+    /// Its hard links to files of those below.
+    pub(super) links: &'a [LowerLink],
+}
+
+/// Merges `layers`, the lowest first, into the empty directory `target` of the same file system. Answers the bytes of
+/// disk that it took, about: those of directories, since files are only linked to.
+pub(super) fn merge(layers: &[Source<'_>], target: &Path) -> Result<u64> {
+    let mut made = 1;
     let open = |path: &Path| {
         tree::open_dir(CWD, path.as_os_str().as_encoded_bytes())
             .map_err(|errno| Error::io("open", path, errno))
     };
     let root = open(target)?;
     for layer in layers {
-        let layer = layer.as_ref();
-        let from = open(layer)?;
-        directory(&from, &root).map_err(|errno| Error::io("merge", layer, errno))?;
+        let failed = |errno| Error::io("merge", &layer.place, errno);
+        let from = open(&layer.place)?;
+        let held = if layer.links.is_empty() { None } else { Some(Held::new(layer, &root, target)?) };
+        directory(&from, &root, &mut made).map_err(failed)?;
+        if let Some(held) = held {
+            held.place(layer, &from, &root).map_err(failed)?;
+        }
     }
-    Ok(())
+    Ok(made * 4_096)
+}
+
+/// Files that a layer links to, as they were before the layer, which may delete or replace them.
+struct Held {
+    path: PathBuf,
+    directory: OwnedFd,
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        // It lies in the workspace, which goes as a whole.
+        let _ = std::fs::remove_dir_all(&self.path);
+    }
+}
+
+impl Held {
+    fn new(layer: &Source<'_>, root: &OwnedFd, target: &Path) -> Result<Self> {
+        let path = target.with_extension("links");
+        std::fs::create_dir(&path).map_err(|error| Error::io("create", &path, error))?;
+        let directory = tree::open_dir(CWD, path.as_os_str().as_encoded_bytes())
+            .map_err(|errno| Error::io("open", &path, errno))?;
+        let held = Self { path, directory };
+        for (number, link) in layer.links.iter().enumerate() {
+            let (parent, name) = split(&link.target);
+            let linked = tree::open_below(root, parent).and_then(|parent| {
+                let stat = rustix::fs::statat(&parent, name, AtFlags::SYMLINK_NOFOLLOW)?;
+                if FileType::from_raw_mode(stat.st_mode) == FileType::Directory {
+                    return Err(Errno::NOENT);
+                }
+                rustix::fs::linkat(&parent, name, &held.directory, number.to_string(), AtFlags::empty())
+            });
+            match linked {
+                Ok(()) => {}
+                Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => {
+                    let reason =
+                        format!("it is a hard link to `{}`, which no layer up to this one has", link.target);
+                    return Err(Error::entry(layer.name, link.path.as_bytes(), reason));
+                }
+                Err(errno) => return Err(Error::io("merge", &layer.place, errno)),
+            }
+        }
+        Ok(held)
+    }
+
+    /// Gives the files the names that the layer has for them, unless it went on to put something else there.
+    fn place(&self, layer: &Source<'_>, from: &OwnedFd, root: &OwnedFd) -> Result<(), Errno> {
+        for (number, link) in layer.links.iter().enumerate() {
+            let (parent, name) = split(&link.path);
+            let own = match tree::open_below(from, parent) {
+                Ok(own) => own,
+                // The directory itself was replaced.
+                Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => continue,
+                Err(errno) => return Err(errno),
+            };
+            match rustix::fs::statat(&own, name, AtFlags::SYMLINK_NOFOLLOW) {
+                Ok(stat) if FileType::from_raw_mode(stat.st_mode) != FileType::CharacterDevice => continue,
+                Ok(_) | Err(Errno::NOENT) => {}
+                Err(errno) => return Err(errno),
+            }
+            let parent = tree::open_below(root, parent)?;
+            let time = Attributes::of(&rustix::fs::fstat(&parent)?);
+            match tree::remove(&parent, name.as_bytes()) {
+                Ok(()) | Err(Errno::NOENT) => {}
+                Err(errno) => return Err(errno),
+            }
+            rustix::fs::linkat(&self.directory, number.to_string(), &parent, name, AtFlags::empty())?;
+            time.set_times(&parent)?;
+        }
+        Ok(())
+    }
+}
+
+/// Directory and last name of a path without a slash at either end.
+fn split(path: &str) -> (&str, &str) {
+    path.rsplit_once('/').unwrap_or((".", path))
 }
 
 /// Lays the directory `from` over the directory `to`.
-fn directory(from: &OwnedFd, to: &OwnedFd) -> Result<(), Errno> {
+fn directory(from: &OwnedFd, to: &OwnedFd, made: &mut u64) -> Result<(), Errno> {
     if tree::is_opaque(from)? {
         for name in tree::names(to)? {
             tree::remove(to, &name)?;
@@ -52,8 +142,9 @@ fn directory(from: &OwnedFd, to: &OwnedFd) -> Result<(), Errno> {
         }
         if !merges {
             rustix::fs::mkdirat(to, name.as_slice(), Mode::RWXU)?;
+            *made += 1;
         }
-        directory(&tree::open_dir(from, &name)?, &tree::open_dir(to, &name)?)?;
+        directory(&tree::open_dir(from, &name)?, &tree::open_dir(to, &name)?, made)?;
     }
     // Last, since writing into a directory changes its time.
     for (name, _) in tree::xattrs(to)? {
@@ -90,11 +181,11 @@ fn link(from: &OwnedFd, to: &OwnedFd, name: &[u8], stat: &Stat) -> Result<(), Er
         FileType::Symlink => {
             let target = rustix::fs::readlinkat(from, name, Vec::new())?;
             rustix::fs::symlinkat(target, to, name)?;
-            attributes.set_at(to, name, true)
+            attributes.set_at(to, name, true, None)
         }
         _ => {
             rustix::fs::mknodat(to, name, kind, Mode::RUSR, 0)?;
-            attributes.set_at(to, name, false)
+            attributes.set_at(to, name, false, None)
         }
     }
 }

@@ -8,19 +8,25 @@
 //! <data_dir>/images/         0700: what lies below keeps the image's owners and set-id bits
 //!     index.json             names, configurations, layers; replaced by rename
 //!     index.lock             held while index.json is replaced
-//!     gc.lock                shared by those who load, exclusive for those who delete
+//!     gc.lock                shared for a moment by those who begin to count on layers, exclusive for those who delete
 //!     layers/<sha256>/       one unpacked layer, or a merge of several
 //!     host/<hash>/           skeleton of the built-in image, one per state of the host's /etc
-//!     tmp/                   work in progress; whatever lies here while nobody loads is removed
+//!     tmp/                   work in progress, each directory locked by its owner; unlocked ones are removed
+//!     used/<id>              empty; its time is when the image was last used
 //! ```
 
 mod apply;
 mod archive;
+mod budget;
+mod change;
+mod collect;
+mod commit;
 mod copy;
 mod decompress;
 mod error;
 mod host;
 mod index;
+mod last_used;
 mod limits;
 mod load;
 mod manifest;
@@ -28,15 +34,23 @@ mod merge;
 mod names;
 mod path;
 mod reference;
+mod sparse;
 mod store;
 mod tarball;
 mod tree;
+mod uses;
+mod workspace;
 
-pub use error::{Error, Result};
+pub use change::ConfigChange;
+pub use collect::{DiskUsage, Prune, Removed};
+pub use error::{Error, Holder, Result};
 pub use limits::Limits;
-pub use load::{Loaded, Progress};
+pub use load::{LoadOptions, Loaded, Progress};
 pub use reference::Reference;
-pub use store::{DiskUsage, ImageStore, Options, Removed, Workspace};
+pub use store::{ImageStore, Options};
+pub use workspace::Workspace;
+
+pub(crate) use uses::{runs, stand};
 
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;

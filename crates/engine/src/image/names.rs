@@ -5,7 +5,7 @@ use super::index::{ImageRecord, Index, Stamp};
 use super::reference::Reference;
 use super::{HOST, Image, Root};
 use std::collections::{BTreeMap, HashMap};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// A state of the index, ready for look-ups. Never changed; a new index makes a new one.
@@ -16,6 +16,8 @@ pub(super) struct Names {
     /// Aliases of the index over those of the configuration.
     pub(super) aliases: BTreeMap<String, String>,
     host: Option<Arc<Image>>,
+    /// Directory of the layers.
+    layers: PathBuf,
     /// By complete reference.
     references: BTreeMap<String, Arc<Image>>,
     /// Every common spelling of every reference and alias.
@@ -38,7 +40,8 @@ impl Names {
         }
         let mut aliases = configured.clone();
         aliases.extend(index.aliases.clone());
-        let mut names = Self { stamp, index, aliases, host, references, spellings: HashMap::new() };
+        let layers = layers.to_owned();
+        let mut names = Self { stamp, index, aliases, host, layers, references, spellings: HashMap::new() };
         names.spell();
         names
     }
@@ -95,6 +98,11 @@ impl Names {
         self.find(&Reference::parse(target)?, depth + 1)
     }
 
+    /// Whether the store has that layer, its record and its files.
+    pub(super) fn has_layer(&self, layer: &str) -> bool {
+        self.index.layers.contains_key(layer) && self.layers.join(layer).exists()
+    }
+
     /// Image with that manifest or configuration.
     fn by_digest(&self, digest: &str) -> Option<Arc<Image>> {
         let record = |image: &&Arc<Image>| {
@@ -120,6 +128,15 @@ impl Names {
         found.cloned()
     }
 
+    /// Names that look like one that nothing is found under.
+    pub(super) fn similar(&self, name: &str) -> Vec<String> {
+        similar(
+            name,
+            std::iter::once(HOST)
+                .chain(self.references.keys().chain(self.aliases.keys()).map(String::as_str)),
+        )
+    }
+
     /// All images, one per name, the built-in one first.
     pub(super) fn list(&self) -> Vec<Arc<Image>> {
         self.host.iter().chain(self.references.values()).cloned().collect()
@@ -136,6 +153,33 @@ fn image(reference: &str, id: &str, record: &ImageRecord, layers: &Path) -> Imag
         size_bytes: record.size_bytes,
         created: record.created.as_ref().and_then(|text| text.parse().ok()),
     }
+}
+
+/// Of complete names, those that a person may have meant, in their shortest spelling.
+pub(super) fn similar<'a>(name: &str, all: impl Iterator<Item = &'a str>) -> Vec<String> {
+    const MOST: usize = 3;
+    const ALIKE: f64 = 0.85;
+    let repository = |name: &str| name.rsplit_once(':').map_or(name, |(repository, _)| repository).to_owned();
+    let mut found: Vec<(f64, String)> = all
+        .filter_map(|full| {
+            let short = Reference::parse(full)
+                .ok()
+                .filter(|_| full != HOST)
+                .and_then(|reference| reference.spellings().into_iter().min_by_key(String::len))
+                .unwrap_or_else(|| full.to_owned());
+            // Another tag of the same repository is the likeliest of all.
+            let alike = if repository(&short) == repository(name) {
+                1.0
+            } else {
+                strsim::jaro_winkler(name, &short)
+                    .max(strsim::jaro_winkler(&repository(name), &repository(&short)) - 0.02)
+            };
+            (alike >= ALIKE).then_some((alike, short))
+        })
+        .collect();
+    found.sort_by(|(a, name_a), (b, name_b)| b.total_cmp(a).then_with(|| name_a.cmp(name_b)));
+    found.dedup_by(|a, b| a.1 == b.1);
+    found.into_iter().take(MOST).map(|(_, name)| name).collect()
 }
 
 /// The form in which an alias is kept: a complete reference, or `repository:*` for any tag or digest.

@@ -5,6 +5,7 @@
 
 use super::error::{Error, Result};
 use super::limits::Limits;
+use super::sparse;
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::io::{self, Read};
@@ -27,6 +28,12 @@ pub(super) trait Source: Read + Sized {
 }
 
 impl Source for &[u8] {}
+
+impl<S: Source> Source for &mut S {
+    fn skip(&mut self, bytes: u64) -> io::Result<()> {
+        (**self).skip(bytes)
+    }
+}
 
 /// What an entry is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,7 +58,10 @@ pub(super) struct Entry {
     pub(super) gid: u32,
     /// Seconds and nanoseconds since the epoch.
     pub(super) mtime: (i64, u32),
+    /// Bytes of the file, holes included.
     pub(super) size: u64,
+    /// Of a sparse file, the parts that the archive holds.
+    pub(super) sparse: Option<sparse::Map>,
     /// Name and value, in the order of the archive.
     pub(super) xattrs: Vec<(Vec<u8>, Vec<u8>)>,
 }
@@ -81,11 +91,6 @@ impl<'a, R: Source> TarReader<'a, R> {
     /// Offset of the next unread byte.
     pub(super) fn position(&self) -> u64 {
         self.position
-    }
-
-    /// The source, to read what follows the end of the archive.
-    pub(super) fn into_source(self) -> R {
-        self.source
     }
 
     fn malformed(&self, reason: impl Into<String>) -> Error {
@@ -209,7 +214,13 @@ impl<'a, R: Source> TarReader<'a, R> {
                 .ok_or_else(|| self.malformed("a PAX number is none")),
             None => field.map_err(|error| self.malformed(error.to_string())),
         };
-        let path = record(b"path").cloned().or(long_path).unwrap_or_else(|| header.path_bytes().into_owned());
+        let pax = sparse::pax(if local.is_empty() { &self.global } else { local })
+            .map_err(|reason| self.malformed(reason))?;
+        let named = pax.as_ref().and_then(|pax| pax.name.clone());
+        let path = named
+            .or_else(|| record(b"path").cloned())
+            .or(long_path)
+            .unwrap_or_else(|| header.path_bytes().into_owned());
         let link = record(b"linkpath")
             .cloned()
             .or(long_link)
@@ -228,9 +239,6 @@ impl<'a, R: Source> TarReader<'a, R> {
             // Times before 1970 come as negative base-256 numbers that read as huge ones.
             None => (i64::try_from(header.mtime().unwrap_or(0)).unwrap_or(0), 0),
         };
-        if local.keys().chain(self.global.keys()).any(|key| key.starts_with(b"GNU.sparse.")) {
-            return Err(sparse(&path));
-        }
         let kind = match header.entry_type() {
             // Writers before POSIX had no other way to tell a directory.
             EntryType::Regular | EntryType::Continuous if path.ends_with(b"/") && size == 0 => {
@@ -246,7 +254,7 @@ impl<'a, R: Source> TarReader<'a, R> {
             EntryType::Block => Kind::BlockDevice,
             EntryType::Directory => Kind::Directory,
             EntryType::Fifo => Kind::Fifo,
-            EntryType::GNUSparse => return Err(sparse(&path)),
+            EntryType::GNUSparse => Kind::File,
             other => {
                 return Err(Error::entry(
                     self.what,
@@ -263,9 +271,49 @@ impl<'a, R: Source> TarReader<'a, R> {
             or_zero(&old.mode, header.mode()).map_err(|error| self.malformed(error.to_string()))? & 0o7777;
         // Only files have content; some writers repeat the size of a hard link's target.
         let size = if kind == Kind::File { size } else { 0 };
-        let entry = Entry { path, link, kind, mode, uid, gid, mtime, size, xattrs };
-        self.set_content(entry.size)?;
-        Ok(entry)
+        self.set_content(size)?;
+        let (size, sparse) = match (kind, header.entry_type(), pax) {
+            (Kind::File, EntryType::GNUSparse, _) => self.old_sparse(header, size)?,
+            (Kind::File, _, Some(pax)) => self.pax_sparse(pax)?,
+            _ => (size, None),
+        };
+        Ok(Entry { path, link, kind, mode, uid, gid, mtime, size, sparse, xattrs })
+    }
+
+    /// The map of a sparse file in GNU's first form, and the file's size. Blocks of the map stand between header and
+    /// content, and do not count as content.
+    fn old_sparse(&mut self, header: &Header, stored: u64) -> Result<(u64, Option<sparse::Map>)> {
+        let mut map = sparse::Map::new();
+        let (size, mut more) =
+            sparse::old_header(header.as_bytes(), &mut map).map_err(|reason| self.malformed(reason))?;
+        while more {
+            let mut block = [0; BLOCK as usize];
+            if !self.read_block(&mut block)? {
+                return Err(Error::Truncated { what: self.what.into() });
+            }
+            more = sparse::old_block(&block, &mut map).map_err(|reason| self.malformed(reason))?;
+        }
+        sparse::check(&map, size, stored).map_err(|reason| self.malformed(reason))?;
+        Ok((size, Some(map)))
+    }
+
+    /// The same for the later forms; in the last one the map is the beginning of the content.
+    fn pax_sparse(&mut self, pax: sparse::Pax) -> Result<(u64, Option<sparse::Map>)> {
+        let map = match pax.map {
+            Some(map) => map,
+            None => {
+                let mut leading = sparse::Leading::default();
+                loop {
+                    let mut block = [0; BLOCK as usize];
+                    self.read_exact(&mut block).map_err(|error| self.failed(error))?;
+                    if let Some(map) = leading.block(&block).map_err(|reason| self.malformed(reason))? {
+                        break map;
+                    }
+                }
+            }
+        };
+        sparse::check(&map, pax.size, self.content).map_err(|reason| self.malformed(reason))?;
+        Ok((pax.size, Some(map)))
     }
 }
 
@@ -288,13 +336,6 @@ impl<R: Read> Read for TarReader<'_, R> {
 /// Some writers leave number fields empty for zero.
 fn or_zero<T: Default>(field: &[u8], number: io::Result<T>) -> io::Result<T> {
     if field.iter().all(|byte| matches!(byte, 0 | b' ')) { Ok(T::default()) } else { number }
-}
-
-fn sparse(path: &[u8]) -> Error {
-    Error::Unsupported {
-        what: format!("sparse entry {:?}", String::from_utf8_lossy(path)),
-        reason: "write the archive without --sparse",
-    }
 }
 
 /// Records are `LENGTH KEY=VALUE\n`, the length counting all of it; values may hold any byte.

@@ -1,6 +1,8 @@
 //! Small operations on directory trees, all relative to descriptors and never following the last name.
 
-use rustix::fs::{AtFlags, Dir, FileType, Gid, Mode, OFlags, Timespec, Timestamps, Uid, XattrFlags};
+use rustix::fs::{
+    AtFlags, Dir, FileType, Gid, Mode, OFlags, ResolveFlags, Timespec, Timestamps, Uid, XattrFlags,
+};
 use rustix::io::Errno;
 use std::ffi::OsStr;
 use std::os::fd::{AsFd, OwnedFd};
@@ -18,6 +20,19 @@ pub(super) fn os(bytes: &[u8]) -> &OsStr {
 pub(super) fn open_dir(directory: impl AsFd, name: &[u8]) -> Result<OwnedFd> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     rustix::fs::openat(directory, name, flags, Mode::empty())
+}
+
+/// Opens a directory below `root`, following symbolic links inside it and none that leads out.
+pub(super) fn open_below(root: impl AsFd, path: impl rustix::path::Arg + Copy) -> Result<OwnedFd> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS | ResolveFlags::NO_XDEV;
+    loop {
+        match rustix::fs::openat2(&root, path, flags, Mode::empty(), resolve) {
+            // A rename elsewhere on the machine made the kernel unsure about `..`.
+            Err(Errno::AGAIN | Errno::INTR) => {}
+            other => return other,
+        }
+    }
 }
 
 pub(super) fn open_file(directory: impl AsFd, name: &[u8]) -> Result<OwnedFd> {
@@ -52,6 +67,16 @@ pub(super) fn remove(directory: &OwnedFd, name: &[u8]) -> Result<()> {
         remove(&below, &name)?;
     }
     rustix::fs::unlinkat(directory, name, AtFlags::REMOVEDIR)
+}
+
+/// Makes an empty directory one that gives nothing of its own to what is made in it.
+pub(super) fn make_plain(directory: &OwnedFd) -> Result<()> {
+    match rustix::fs::fremovexattr(directory, "system.posix_acl_default") {
+        Ok(()) | Err(Errno::NODATA | Errno::NOTSUP) => {}
+        Err(errno) => return Err(errno),
+    }
+    rustix::fs::fchown(directory, Some(Uid::ROOT), Some(Gid::ROOT))?;
+    rustix::fs::fchmod(directory, Mode::from_raw_mode(0o755))
 }
 
 /// Makes the name hide whatever lower layers have there.
@@ -103,6 +128,36 @@ pub(super) fn xattrs(fd: impl AsFd) -> Result<Vec<(Vec<u8>, Vec<u8>)>> {
     Ok(found)
 }
 
+/// Who makes files here, so that what a new one has already need not be set: three calls of seven for most files.
+/// Holds in directories without set-group-id bit and default access list.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Maker {
+    uid: u32,
+    gid: u32,
+    umask: u32,
+}
+
+impl Maker {
+    /// This process.
+    pub(super) fn this() -> Self {
+        let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+        let umask = status.lines().find_map(|line| line.strip_prefix("Umask:"));
+        let umask = umask.and_then(|text| u32::from_str_radix(text.trim(), 8).ok());
+        Self {
+            uid: rustix::process::geteuid().as_raw(),
+            gid: rustix::process::getegid().as_raw(),
+            // Unknown, it counts as taking every bit: then each mode is set.
+            umask: umask.unwrap_or(0o777),
+        }
+    }
+
+    /// The mode to create a file with that shall have `wanted` in the end. Bits that run a program as somebody else
+    /// come last, after content and owner.
+    pub(super) fn mode(self, wanted: u32) -> u32 {
+        if wanted & 0o7000 == 0 { wanted } else { 0o600 }
+    }
+}
+
 /// Owner, mode, time and extended attributes of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Attributes {
@@ -130,15 +185,35 @@ impl Attributes {
         Timestamps { last_access: time, last_modification: time }
     }
 
+    fn is_owned(&self, maker: Option<Maker>) -> bool {
+        maker.is_some_and(|maker| (maker.uid, maker.gid) == (self.uid, self.gid))
+    }
+
+    /// Sets the time of an open file or directory.
+    pub(super) fn set_times(&self, fd: impl AsFd) -> Result<()> {
+        rustix::fs::futimens(fd, &self.times())
+    }
+
     fn owner(&self) -> (Option<Uid>, Option<Gid>) {
         (Some(Uid::from_raw(self.uid)), Some(Gid::from_raw(self.gid)))
     }
 
     /// Sets all of them on an open file or directory. Returns whether the file system refused an extended one.
     pub(super) fn set_on(&self, fd: impl AsFd) -> Result<bool> {
+        self.set(fd, None)
+    }
+
+    /// As [`Attributes::set_on`], for a file that `maker` has just made with [`Maker::mode`].
+    pub(super) fn set_on_new(&self, fd: impl AsFd, maker: Maker) -> Result<bool> {
+        self.set(fd, Some(maker))
+    }
+
+    fn set(&self, fd: impl AsFd, maker: Option<Maker>) -> Result<bool> {
         // A change of owner clears the set-id bits and file capabilities, so it comes first.
-        let (uid, gid) = self.owner();
-        rustix::fs::fchown(&fd, uid, gid)?;
+        if !self.is_owned(maker) {
+            let (uid, gid) = self.owner();
+            rustix::fs::fchown(&fd, uid, gid)?;
+        }
         let mut skipped = false;
         for (name, value) in &self.xattrs {
             match rustix::fs::fsetxattr(&fd, name.as_slice(), value, XattrFlags::empty()) {
@@ -148,15 +223,26 @@ impl Attributes {
                 Err(errno) => return Err(errno),
             }
         }
-        rustix::fs::fchmod(&fd, Mode::from_raw_mode(self.mode))?;
+        if maker.is_none_or(|maker| maker.mode(self.mode) & !maker.umask != self.mode) {
+            rustix::fs::fchmod(&fd, Mode::from_raw_mode(self.mode))?;
+        }
         rustix::fs::futimens(&fd, &self.times())?;
         Ok(skipped)
     }
 
-    /// Sets owner, mode and time of a name that was just made and cannot be opened. Symbolic links have no mode.
-    pub(super) fn set_at(&self, directory: &OwnedFd, name: &[u8], symlink: bool) -> Result<()> {
-        let (uid, gid) = self.owner();
-        rustix::fs::chownat(directory, name, uid, gid, AtFlags::SYMLINK_NOFOLLOW)?;
+    /// Sets owner, mode and time of a name that was just made, by `maker` if that is known, and that cannot be opened.
+    /// Symbolic links have no mode.
+    pub(super) fn set_at(
+        &self,
+        directory: &OwnedFd,
+        name: &[u8],
+        symlink: bool,
+        maker: Option<Maker>,
+    ) -> Result<()> {
+        if !self.is_owned(maker) {
+            let (uid, gid) = self.owner();
+            rustix::fs::chownat(directory, name, uid, gid, AtFlags::SYMLINK_NOFOLLOW)?;
+        }
         if !symlink {
             rustix::fs::chmodat(directory, name, Mode::from_raw_mode(self.mode), AtFlags::empty())?;
         }

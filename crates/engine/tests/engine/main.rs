@@ -7,6 +7,7 @@
 #![allow(clippy::unwrap_used, clippy::panic, clippy::print_stdout)]
 
 mod escape;
+mod images;
 mod init;
 mod inside;
 mod life;
@@ -31,7 +32,8 @@ fn main() -> ExitCode {
 type Test = (&'static str, fn());
 
 fn run(args: &[String]) -> ExitCode {
-    let tests: Vec<Test> = [life::TESTS, escape::TESTS, limits::TESTS, restart::TESTS].concat();
+    let tests: Vec<Test> =
+        [life::TESTS, escape::TESTS, limits::TESTS, restart::TESTS, images::TESTS].concat();
     if args.iter().any(|arg| arg == "--list") {
         for (name, _) in &tests {
             println!("{name}: test");

@@ -97,6 +97,86 @@ fn oci_archives_and_layouts_in_every_compression() {
 }
 
 #[test]
+fn streams_of_several_pieces() {
+    need_root!();
+    let pieces =
+        |pack: fn(&[u8]) -> Vec<u8>| move |data: &[u8]| data.chunks(700).flat_map(pack).collect::<Vec<u8>>();
+    // A skippable frame, as parallel compressors and seekable formats put between frames.
+    let skippable = |data: &[u8]| {
+        let mut packed = vec![0x5a, 0x2a, 0x4d, 0x18, 3, 0, 0, 0, 1, 2, 3];
+        packed.extend(data.chunks(700).flat_map(zstd));
+        packed.extend([0x50, 0x2a, 0x4d, 0x18, 0, 0, 0, 0]);
+        packed
+    };
+    let fixture = Fixture::new();
+    for files in [
+        oci(&two_layers(), Some("a:gzip"), pieces(gzip)),
+        oci(&two_layers(), Some("a:zstd"), pieces(zstd)),
+        oci(&two_layers(), Some("a:skip"), skippable),
+    ] {
+        check(&fixture.load_bytes(&archive(&files), None).unwrap().images[0]);
+        fixture.store.prune(osb_engine::image::Prune::Unused, false).unwrap();
+    }
+    // Bytes that belong to no piece are no padding.
+    let garbage = |data: &[u8]| [gzip(data), b"garbage that is no gzip member".to_vec()].concat();
+    let error = fixture.load_bytes(&archive(&oci(&two_layers(), Some("a:b"), garbage)), None).unwrap_err();
+    assert!(matches!(error, Error::Malformed { .. }), "{error}");
+    // What follows the end of the archive inside a layer is read for the digest and otherwise ignored.
+    let mut layer = two_layers()[0].bytes();
+    layer.extend(Layer::new().file("etc/after", "x").bytes());
+    let mut files = Files::new();
+    let layers = [layer];
+    let manifest = oci_manifest(&mut files, &layers, config(&layers), gzip);
+    oci_index(&mut files, &[serde_json::json!({"digest": manifest})]);
+    let loaded = fixture.load_bytes(&archive(&files), Some("after")).unwrap();
+    assert!(!Mounted::image(&loaded.images[0]).tree().contains_key("etc/after"));
+}
+
+#[test]
+fn a_changed_configuration_is_another_image() {
+    need_root!();
+    let fixture = Fixture::new();
+    let path = fixture.write("archive", &archive(&oci(&two_layers(), Some("app:1"), gzip)));
+    let plain = fixture.store.load(&path, None, &|_| ()).unwrap().images.remove(0);
+    let change = osb_engine::image::ConfigChange {
+        env: vec![("EMPTY".into(), "no more".into()), ("NEW".into(), "1".into())],
+        user: Some("0".into()),
+        cmd: Some(vec!["serve".into()]),
+        ..Default::default()
+    };
+    let options = osb_engine::image::LoadOptions {
+        reference: Some("app:2"),
+        change: Some(&change),
+        ..Default::default()
+    };
+    let changed = fixture.store.load_with(&path, options, &|_| ()).unwrap().images.remove(0);
+    check(&changed);
+    assert_ne!(changed.id, plain.id);
+    assert_eq!(changed.roots, plain.roots);
+    assert_eq!(
+        changed.config.env[1..],
+        [("EMPTY", "no more"), ("EQUALS", "a=b"), ("NEW", "1")].map(|(a, b)| (a.into(), b.into()))
+    );
+    assert_eq!(
+        (changed.config.entrypoint.clone(), changed.config.cmd.clone()),
+        (plain.config.entrypoint.clone(), vec!["serve".to_owned()])
+    );
+    assert_eq!(changed.config.user.as_deref(), Some("0"));
+    // The same change again is the same image; the plain one stays what it was.
+    assert_eq!(fixture.store.load_with(&path, options, &|_| ()).unwrap().images[0].id, changed.id);
+    assert_eq!(fixture.store.inspect("app:1").unwrap(), plain);
+    assert_eq!(fixture.store.disk_usage().unwrap().images, 2);
+
+    let root = fixture.dir.path().join("root");
+    fixture.write("root/etc/a", b"new");
+    let options = osb_engine::image::LoadOptions { reference: Some("tree"), ..options };
+    let tree = fixture.store.load_with(&root, options, &|_| ()).unwrap().images.remove(0);
+    assert_eq!((tree.config.cmd.clone(), tree.config.user.as_deref()), (vec!["serve".to_owned()], Some("0")));
+    let bare = fixture.store.load(&root, Some("bare"), &|_| ()).unwrap().images.remove(0);
+    assert_ne!(bare.id, tree.id);
+}
+
+#[test]
 fn the_platform_of_this_machine_is_taken() {
     need_root!();
     let fixture = Fixture::new();
@@ -134,6 +214,15 @@ fn the_platform_of_this_machine_is_taken() {
     oci_index(&mut files, &[descriptor(&digests[0], "s390x")]);
     let error = fixture.load_bytes(&archive(&files), Some("x")).unwrap_err();
     assert!(matches!(&error, Error::Platform { found, .. } if found == "linux/s390x"), "{error}");
+    // Unless another one is asked for.
+    let path = fixture.write("foreign", &archive(&files));
+    let options = osb_engine::image::LoadOptions {
+        reference: Some("foreign"),
+        architecture: Some("s390x"),
+        ..Default::default()
+    };
+    let image = fixture.store.load_with(&path, options, &|_| ()).unwrap().images.remove(0);
+    assert_eq!((image.config.architecture.as_str(), image.roots[0].lowers.len()), ("s390x", 1));
     // The configuration decides where no descriptor tells.
     oci_index(&mut files, &[serde_json::json!({"digest": digests[0]})]);
     let error = fixture.load_bytes(&archive(&files), Some("x")).unwrap_err();

@@ -141,6 +141,24 @@ fn limits_hold() {
         Layer::new().pax(&[("comment", &[b'x'; 9_000])]).file("a", ""),
         "metadata_bytes",
     );
+    // The longest name and the deepest path that Linux and the limits allow go in.
+    let long = "n".repeat(255);
+    let deep = format!("{}f", "d/".repeat(255));
+    let fixture = Fixture::new();
+    let image = fixture.load(&[Layer::new().file(&long, "l").file(&deep, "d")]).unwrap().images.remove(0);
+    assert!(image.roots[0].lowers[0].join(&deep).exists() && image.roots[0].lowers[0].join(&long).exists());
+    assert_eq!(fixture.store.remove("test", false).unwrap().layers, 1);
+    // A bomb that is packed by zstd, whose frames say how long they are.
+    let fixture = limited(|limits| (limits.ratio, limits.ratio_from_bytes) = (100, 1 << 20));
+    let files = oci(&[zeros()], Some("a:b"), zstd);
+    let error = fixture.load_bytes(&archive(&files), None).unwrap_err();
+    assert!(matches!(error, Error::LimitExceeded { setting: "ratio", .. }), "{error}");
+    // One in the archive around the layers.
+    let fixture = limited(|limits| (limits.ratio, limits.ratio_from_bytes) = (20, 1 << 20));
+    let files = oci(&[zeros()], Some("a:b"), <[u8]>::to_vec);
+    let error = fixture.load_bytes(&gzip(&archive(&files)), None).unwrap_err();
+    assert!(matches!(error, Error::LimitExceeded { setting: "ratio", .. }), "{error}");
+    assert!(fixture.store.list().unwrap().is_empty());
     // A size that promises more than there is.
     let mut header = tar::Header::new_gnu();
     header.set_path("huge").unwrap();

@@ -162,6 +162,65 @@ fn links_stay_inside_the_image() {
 }
 
 #[test]
+fn hard_links_reach_into_lower_layers() {
+    need_root!();
+    let base = Layer::new()
+        .dir("usr")
+        .dir("usr/lib")
+        .symlink("lib", "usr/lib")
+        .file("usr/lib/a", "a")
+        .file("b", "b")
+        .file("c", "c")
+        .file("taken", "old");
+    // Renamed in effect; through a link of the lower layer; to a file that the layer replaces; and in the way of
+    // another.
+    let upper = Layer::new()
+        .dir("new")
+        .hard_link("new/b", "b")
+        .file(".wh.b", "")
+        .hard_link("a2", "lib/a")
+        .hard_link("c-before", "c")
+        .file("c", "changed")
+        .hard_link("taken", "lib/a")
+        .hard_link("own", "lib/a")
+        .file("own", "the layer's own");
+    let fixture = Fixture::new();
+    let image = fixture.load(&[base.clone(), upper]).unwrap().images.remove(0);
+    let mounted = Mounted::image(&image);
+    let tree = mounted.tree();
+    for (name, content) in [
+        ("new/b", "b"),
+        ("a2", "a"),
+        ("c-before", "c"),
+        ("c", "changed"),
+        ("taken", "a"),
+        ("own", "the layer's own"),
+    ] {
+        assert_eq!(tree[name], format!("file {content} 0:0 644"), "{name}");
+    }
+    assert!(!tree.contains_key("b"), "{tree:?}");
+    let inode = |name: &str| mounted.root().join(name).metadata().unwrap().ino();
+    assert_eq!(inode("a2"), inode("usr/lib/a"));
+    assert_eq!(mounted.root().join("new").metadata().unwrap().mtime(), 1_000_000);
+    // The same over many layers, and over a restart's index.
+    let layers = [base, Layer::new().dir("x"), Layer::new().dir("y"), Layer::new().hard_link("y/b", "b")];
+    let image = fixture.load(&layers).unwrap().images.remove(0);
+    assert_eq!(Mounted::image(&image).tree()["y/b"], "file b 0:0 644");
+    // To nothing at all, to a directory, out of the image.
+    for (target, _) in [("nowhere", 0), ("usr", 0), ("lib", 0)] {
+        let layers = [Layer::new().dir("usr").symlink("lib", "/etc"), Layer::new().hard_link("l", target)];
+        let result = fixture.load(&layers);
+        match target {
+            // A link to a symbolic link is one.
+            "lib" => assert_eq!(Mounted::image(&result.unwrap().images[0]).tree()["l"], "-> /etc 0:0 777"),
+            _ => assert!(matches!(result, Err(osb_engine::image::Error::UnsafeEntry { .. })), "{target}"),
+        }
+    }
+    let layers = [Layer::new().symlink("out", "/etc"), Layer::new().hard_link("l", "out/passwd")];
+    assert!(fixture.load(&layers).is_err());
+}
+
+#[test]
 fn many_layers_become_at_most_three() {
     need_root!();
     let layer = |number: usize| {

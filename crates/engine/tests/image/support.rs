@@ -155,9 +155,7 @@ pub(crate) fn oci(layers: &[Layer], name: Option<&str>, pack: impl Fn(&[u8]) -> 
     let layers: Vec<_> = layers.iter().map(Layer::bytes).collect();
     let mut files = Files::new();
     let manifest = oci_manifest(&mut files, &layers, config(&layers), pack);
-    let mut descriptor = serde_json::json!({
-        "mediaType": "application/vnd.oci.image.manifest.v1+json", "digest": manifest, "size": 1,
-    });
+    let mut descriptor = described(&files, "application/vnd.oci.image.manifest.v1+json", &manifest);
     if let Some(name) = name {
         descriptor["annotations"] = serde_json::json!({"org.opencontainers.image.ref.name": name});
     }
@@ -172,14 +170,28 @@ pub(crate) fn oci_manifest(
     pack: impl Fn(&[u8]) -> Vec<u8>,
 ) -> String {
     let config = put(files, config.to_string().into_bytes());
-    let layers: Vec<_> = layers
-        .iter()
-        .map(|layer| serde_json::json!({"mediaType": "x", "digest": put(files, pack(layer)), "size": 1}))
-        .collect();
+    let config = described(files, "application/vnd.oci.image.config.v1+json", &config);
+    let mut descriptors = Vec::new();
+    for layer in layers {
+        let packed = pack(layer);
+        let kind = match packed.as_slice() {
+            [0x1f, 0x8b, ..] => "tar+gzip",
+            [0x28, 0xb5, 0x2f, 0xfd, ..] => "tar+zstd",
+            _ => "tar",
+        };
+        let digest = put(files, packed);
+        descriptors.push(described(files, &format!("application/vnd.oci.image.layer.v1.{kind}"), &digest));
+    }
     let manifest = serde_json::json!({
-        "schemaVersion": 2, "config": {"mediaType": "x", "digest": config, "size": 1}, "layers": layers,
+        "schemaVersion": 2, "mediaType": "application/vnd.oci.image.manifest.v1+json",
+        "config": config, "layers": descriptors,
     });
     put(files, manifest.to_string().into_bytes())
+}
+
+fn described(files: &Files, kind: &str, digest: &str) -> serde_json::Value {
+    let size = files[&digest.replace("sha256:", "blobs/sha256/")].len();
+    serde_json::json!({"mediaType": kind, "digest": digest, "size": size})
 }
 
 pub(crate) fn oci_index(files: &mut Files, descriptors: &[serde_json::Value]) {
@@ -270,6 +282,40 @@ impl Fixture {
         all.retain(|path| !path.ends_with("gc.lock") && !path.ends_with("index.lock"));
         all
     }
+}
+
+/// What a sandbox leaves on the disk for as long as it lives, as the engine makes it, and the lock of its init.
+pub(crate) struct FakeSandbox {
+    dir: PathBuf,
+    _log: std::fs::File,
+}
+
+impl FakeSandbox {
+    pub(crate) fn of(fixture: &Fixture, id: &str, image: &Image, runs: bool) -> Self {
+        let dir = fixture.dir.path().join("data/sandboxes").join(id);
+        std::fs::create_dir_all(&dir).unwrap();
+        let layers: Vec<_> = image.roots.iter().flat_map(|root| &root.lowers).collect();
+        let text = serde_json::json!({"image": image.id, "layers": layers}).to_string();
+        std::fs::write(dir.join("image"), text).unwrap();
+        let log = std::fs::File::create(dir.join("log")).unwrap();
+        if runs {
+            rustix::fs::flock(&log, rustix::fs::FlockOperation::LockShared).unwrap();
+        }
+        Self { dir, _log: log }
+    }
+}
+
+impl Drop for FakeSandbox {
+    fn drop(&mut self) {
+        std::fs::remove_dir_all(&self.dir).unwrap();
+    }
+}
+
+/// The lock of a server on the data directory.
+pub(crate) fn fake_server(fixture: &Fixture) -> std::fs::File {
+    let lock = std::fs::File::create(fixture.dir.path().join("data/lock")).unwrap();
+    rustix::fs::flock(&lock, rustix::fs::FlockOperation::NonBlockingLockExclusive).unwrap();
+    lock
 }
 
 pub(crate) fn options() -> Options {
