@@ -1,10 +1,11 @@
 //! Arguments that many commands share.
 
 use clap::{Args, ValueEnum};
-use osb_client::Sandbox;
+use osb_client::{PaginationInfo, Sandbox};
 
-use crate::output::{Format, RawFormat};
+use crate::output::{Format, RawFormat, Row};
 use crate::settings::Context;
+use crate::streams::Streams;
 
 /// The sandbox to work on.
 #[derive(Debug, Clone, Args)]
@@ -25,6 +26,38 @@ pub struct OutputArg {
     /// Form of the output
     #[arg(short, long, value_enum, default_value_t, value_name = "FORMAT")]
     pub(crate) output: Format,
+}
+
+impl OutputArg {
+    /// One page of a list, with the number of pages.
+    pub(crate) async fn page(
+        self,
+        context: &Context,
+        headings: &[&str],
+        rows: Vec<Row>,
+        items: Vec<serde_json::Value>,
+        page: &PaginationInfo,
+        streams: &mut Streams,
+    ) -> anyhow::Result<()> {
+        let json = serde_json::json!({
+            "items": items,
+            "pagination": {
+                "page": page.page,
+                "page_size": page.page_size,
+                "total_items": page.total_items,
+                "total_pages": page.total_pages,
+                "has_next_page": page.has_next_page,
+            },
+        });
+        context.printer(self.output).list(streams, headings, rows, &json).await?;
+        if page.has_next_page && self.output == Format::Table {
+            let next = page.page + 1;
+            streams
+                .note(&format!("page {} of {}; more with --page {next}", page.page, page.total_pages))
+                .await;
+        }
+        Ok(())
+    }
 }
 
 /// `-o` of commands whose answer may also be had bare.

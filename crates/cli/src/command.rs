@@ -3,15 +3,15 @@
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
-use osb_client::{Command, CommandEvent, CommandStatus, Exit, Joiner, Sandbox};
+use osb_client::{Command, CommandEvent, CommandStatus, CommandStream, Exit, Joiner, Sandbox};
 use serde_json::json;
 
 use crate::args::{OutputArg, RawOutputArg, SandboxArg, key_value};
 use crate::duration::parse as parse_duration;
 use crate::exit;
-use crate::later::{SessionAction, later};
 use crate::logs;
 use crate::output::{Cell, RawFormat};
+use crate::session::{self, SessionAction};
 use crate::settings::Context;
 use crate::signals::Signals;
 use crate::streams::Streams;
@@ -120,12 +120,15 @@ impl Program {
 
     /// As [`Program::from_words`], but by way of the shell, which has commands of its own such as `cd`.
     fn through_shell(words: Vec<String>, argv: bool) -> Self {
-        match Self::from_words(words, argv) {
-            Self::Argv(words) if !argv => {
-                Self::Shell(words.iter().map(|word| quoted(word)).collect::<Vec<_>>().join(" "))
-            }
-            other => other,
-        }
+        if argv { Self::Argv(words) } else { Self::Shell(joined(&words)) }
+    }
+}
+
+/// Words as text for a shell; one with blanks is such text already.
+pub(crate) fn joined(words: &[String]) -> String {
+    match words {
+        [text] if text.contains(char::is_whitespace) => text.clone(),
+        words => words.iter().map(|word| quoted(word)).collect::<Vec<_>>().join(" "),
     }
 }
 
@@ -206,7 +209,7 @@ pub(crate) async fn run(
             context.printer(format).object(streams, properties, &json).await?;
             Ok(exit::SUCCESS)
         }
-        CommandAction::Session(action) => Err(later(action.name(), "shell sessions")),
+        CommandAction::Session(action) => session::run(context, action, streams).await,
         CommandAction::Status { sandbox, execution_id, output } => {
             let status = sandbox.handle(context).command_status(&execution_id).await?;
             let properties = vec![
@@ -337,13 +340,21 @@ impl Pending {
     }
 }
 
-/// Runs a command and passes its output on: at once, but in one write what came together.
+/// Runs a command and passes its output on.
 pub(crate) async fn follow(
     command: Command,
     running: &mut Option<String>,
     streams: &mut Streams,
 ) -> anyhow::Result<Exit> {
-    let mut stream = command.stream().await?;
+    pass_on(&mut command.stream().await?, running, streams).await
+}
+
+/// Passes a running command's output on: at once, but in one write what came together.
+pub(crate) async fn pass_on(
+    stream: &mut CommandStream,
+    running: &mut Option<String>,
+    streams: &mut Streams,
+) -> anyhow::Result<Exit> {
     let (mut stdout, mut stderr) = (Joiner::default(), Joiner::default());
     let mut pending = Pending::default();
     loop {

@@ -117,7 +117,7 @@ pub(crate) async fn run(
         ConfigAction::Show { output: OutputArg { output } } => {
             let resolved = Resolved::load(globals, var)?;
             let shown = shown(&resolved);
-            let properties = shown.iter().map(|(name, value)| (*name, cell(value))).collect();
+            let properties = shown.iter().map(|(name, value)| (*name, Cell::of_json(value))).collect();
             let json: serde_json::Map<String, Value> =
                 shown.iter().map(|(name, value)| ((*name).to_owned(), value.clone())).collect();
             printer(output).object(streams, properties, &json).await?;
@@ -157,14 +157,6 @@ fn shown(resolved: &Resolved) -> Vec<(&'static str, Value)> {
         ("config_path", json!(path)),
         ("config_file_exists", json!(resolved.file_exists)),
     ]
-}
-
-fn cell(value: &Value) -> Cell {
-    match value {
-        Value::Null => Cell::optional(None::<&str>),
-        Value::String(text) => Cell::from(text),
-        other => Cell::from(other),
-    }
 }
 
 /// A secret by which its owner knows it and nobody else can use it.

@@ -111,14 +111,7 @@ pub(crate) async fn diagnostics(
         return Ok(exit::SUCCESS);
     };
     let json = to_json(&content);
-    let properties: Vec<(&str, Cell)> = MEMBERS
-        .iter()
-        .map(|name| match &json[*name] {
-            Value::Null => (*name, Cell::optional(None::<&str>)),
-            Value::String(text) => (*name, Cell::from(text)),
-            other => (*name, Cell::from(other)),
-        })
-        .collect();
+    let properties = MEMBERS.iter().map(|name| (*name, Cell::of_json(&json[*name]))).collect();
     context.printer(format).object(streams, properties, &json).await?;
     Ok(exit::SUCCESS)
 }

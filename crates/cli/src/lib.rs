@@ -20,11 +20,14 @@ mod output;
 mod progress;
 mod run;
 mod sandbox;
+mod session;
 mod settings;
 mod signals;
 mod skills;
+mod snapshot;
 mod streams;
 mod suggest;
+mod template;
 mod top;
 mod transfer;
 
@@ -108,12 +111,12 @@ pub enum Action {
     /// Teach AI coding tools to use this program
     #[command(subcommand)]
     Skills(skills::SkillsAction),
-    /// Templates: images prepared for starts (later)
+    /// Templates: images prepared for starts
     #[command(subcommand)]
-    Template(later::TemplateAction),
-    /// Snapshots of sandboxes (later)
+    Template(template::TemplateAction),
+    /// Snapshots of sandboxes
     #[command(subcommand)]
-    Snapshot(later::SnapshotAction),
+    Snapshot(snapshot::SnapshotAction),
     /// Where a sandbox may connect to (later)
     #[command(subcommand)]
     Egress(later::EgressAction),
@@ -126,7 +129,11 @@ impl Action {
     /// Exit code of a failure that is not the program's own.
     fn failure_code(&self) -> u8 {
         match self {
-            Self::Run(_) | Self::Command(command::CommandAction::Run(_)) => exit::NOT_RUN,
+            Self::Run(_)
+            | Self::Command(
+                command::CommandAction::Run(_)
+                | command::CommandAction::Session(session::SessionAction::Run { .. }),
+            ) => exit::NOT_RUN,
             _ => exit::FAILURE,
         }
     }
@@ -166,8 +173,6 @@ async fn dispatch(
     let action = match action {
         Action::Config(action) => return config::run(globals, action, var, streams).await,
         Action::Skills(action) => return skills::run(globals, action, var, streams).await,
-        Action::Template(action) => return Err(later::later(action.name(), "building templates")),
-        Action::Snapshot(action) => return Err(later::later(action.name(), "snapshots")),
         Action::Egress(action) => return Err(later::later(action.name(), "control of connections")),
         Action::CredentialVault(action) => return Err(later::later(action.name(), "the credential vault")),
         other => other,
@@ -185,11 +190,10 @@ async fn dispatch(
         Action::PortForward(args) => forward::run(context, args, streams).await,
         Action::Diagnostics(action) => devops::diagnostics(context, action, streams).await,
         Action::Devops(action) => devops::devops(context, action, streams).await,
-        Action::Config(_)
-        | Action::Skills(_)
-        | Action::Template(_)
-        | Action::Snapshot(_)
-        | Action::Egress(_)
-        | Action::CredentialVault(_) => Ok(exit::SUCCESS),
+        Action::Template(action) => template::run(context, action, streams).await,
+        Action::Snapshot(action) => snapshot::run(context, action, streams).await,
+        Action::Config(_) | Action::Skills(_) | Action::Egress(_) | Action::CredentialVault(_) => {
+            Ok(exit::SUCCESS)
+        }
     }
 }

@@ -63,6 +63,18 @@ impl Cell {
     }
 }
 
+impl Cell {
+    /// A value of JSON: text bare, null as a dash, all else as it is written.
+    #[must_use]
+    pub fn of_json(value: &serde_json::Value) -> Self {
+        match value {
+            serde_json::Value::Null => Self::optional(None::<&str>),
+            serde_json::Value::String(text) => Self::from(text),
+            other => Self::from(other),
+        }
+    }
+}
+
 /// Cells of one line.
 pub type Row = Vec<Cell>;
 

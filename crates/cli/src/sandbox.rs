@@ -3,6 +3,8 @@
 mod create;
 mod request;
 
+pub(crate) use request::read_part;
+
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -228,24 +230,9 @@ async fn list(context: &Context, args: ListArgs, streams: &mut Streams) -> anyho
             ]
         })
         .collect();
-    let page = answer.pagination;
-    let json = json!({
-        "items": answer.items.iter().map(to_json).collect::<Vec<_>>(),
-        "pagination": {
-            "page": page.page,
-            "page_size": page.page_size,
-            "total_items": page.total_items,
-            "total_pages": page.total_pages,
-            "has_next_page": page.has_next_page,
-        },
-    });
+    let items = answer.items.iter().map(to_json).collect();
     let headings = ["id", "status", "image", "created_at", "expires_at"];
-    let output = args.output.output;
-    context.printer(output).list(streams, &headings, rows, &json).await?;
-    if page.has_next_page && output == Format::Table {
-        let text = format!("page {} of {}; more with --page {}", page.page, page.total_pages, page.page + 1);
-        streams.note(&text).await;
-    }
+    args.output.page(context, &headings, rows, items, &answer.pagination, streams).await?;
     Ok(exit::SUCCESS)
 }
 

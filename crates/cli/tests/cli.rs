@@ -491,6 +491,340 @@ async fn settings_come_from_flag_environment_and_file_in_this_order() {
     assert!(done.code == 1 && done.err.contains("/nonexistent.toml"), "{done:?}");
 }
 
+#[tokio::test]
+async fn output_as_yaml_and_raw() {
+    let fake = Fake::start(|_, seen| {
+        let answer = match seen.target.rsplit("/proxy/44772").next().unwrap() {
+            _ if seen.target.contains("/endpoints/") => endpoint(&seen),
+            "/metrics" => json(
+                200,
+                json!({"cpu_count": 2, "cpu_used_pct": 12.34, "mem_total_mib": 512.0, "mem_used_mib": 7.5,
+                    "timestamp": 1_764_582_558_000_i64}),
+            ),
+            target if target.contains("/diagnostics/logs?scope=") => json(
+                200,
+                json!({"sandboxId": "s1", "kind": "logs", "scope": "all", "delivery": "inline",
+                    "contentType": "text/plain", "content": "one\ntwo", "truncated": true, "warnings": ["w"]}),
+            ),
+            target if target.contains("/diagnostics/inspect") => reply(200, "Status: running\n"),
+            _ => json(200, sandbox("s1")),
+        };
+        async move { answer }
+    })
+    .await;
+    let done = osb(&fake, &["sandbox", "get", "s1", "-o", "yaml"]).await;
+    assert!(done.out.contains("\nstatus:\n  last_transition_at: null\n  message: null\n"), "{}", done.out);
+    assert!(done.out.contains("\nid: s1\nimage:\n  auth: null\n  image: host\n"), "{}", done.out);
+    let done = osb(&fake, &["sandbox", "metrics", "s1", "-o", "raw"]).await;
+    assert_eq!(done.out, "[09:49:18] cpu=12.3% cores=2 mem=7.5/512.0MiB\n");
+    let done = osb(&fake, &["sandbox", "metrics", "s1", "-o", "json"]).await;
+    let value: Value = serde_json::from_str(&done.out).unwrap();
+    assert_eq!(
+        (&value["cpu_used_percentage"], &value["memory_total_in_mib"]),
+        (&json!(12.34), &json!(512.0))
+    );
+
+    let done = osb(&fake, &["diagnostics", "logs", "s1", "-s", "all"]).await;
+    assert_eq!(done.out, "one\ntwo\n");
+    assert!(done.err.contains("there is more") && done.err.contains("osb: w\n"), "{}", done.err);
+    let done = osb(&fake, &["diagnostics", "logs", "s1", "-s", "all", "-o", "json"]).await;
+    let value: Value = serde_json::from_str(&done.out).unwrap();
+    assert_eq!(
+        (&value["content"], &value["sandbox_id"], &value["expires_at"]),
+        (&json!("one\ntwo"), &json!("s1"), &Value::Null)
+    );
+    assert_eq!(osb(&fake, &["devops", "inspect", "s1", "-o", "raw"]).await.out, "Status: running\n");
+
+    // Forms that do not go with what is asked for.
+    for args in [
+        &["command", "run", "s1", "-o", "json", "--", "x"][..],
+        &["command", "run", "s1", "-d", "-o", "raw", "--", "x"],
+        &["command", "logs", "s1", "c1", "-f", "-o", "json"],
+    ] {
+        let done = osb(&fake, args).await;
+        assert!(done.code == 2 && done.out.is_empty() && done.err.starts_with("error: "), "{done:?}");
+    }
+}
+
+#[tokio::test]
+async fn ids_that_do_not_exist_are_answered_with_those_that_may_be_meant() {
+    let fake = Fake::start(|_, seen| {
+        let answer = match seen.target.as_str() {
+            target if target.starts_with("/v1/sandboxes?") => json(
+                200,
+                json!({"items": [sandbox("abc-1"), sandbox("def-2")], "pagination": {"page": 1, "pageSize": 200,
+                    "totalItems": 2, "totalPages": 1, "hasNextPage": false}}),
+            ),
+            _ => json(404, json!({"code": "DOCKER::SANDBOX_NOT_FOUND", "message": "no such sandbox"})),
+        };
+        async move { answer }
+    })
+    .await;
+    for (args, hint) in [
+        (&["sandbox", "get", "abc"][..], "hint: did you mean abc-1?"),
+        (&["file", "cat", "de", "/x"], "hint: did you mean def-2?"),
+        (&["sandbox", "kill", "a"], "hint: did you mean abc-1?"),
+        (&["logs", "zzz"], "hint: `osb sandbox list` shows"),
+    ] {
+        let done = osb(&fake, args).await;
+        assert!(done.code == 1 && done.err.contains(hint), "{done:?}");
+    }
+}
+
+#[tokio::test]
+async fn requests_come_from_files_too() {
+    let fake = with_command(Vec::new(), false).await;
+    let dir = tempfile::tempdir().unwrap();
+    let file = |name: &str, text: &str| {
+        let path = dir.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        path.to_str().unwrap().to_owned()
+    };
+    let request = file("r.json", r#"{"image": "host", "timeout": null, "env": {"A": "1"}}"#);
+    let done = osb(&fake, &["sandbox", "create", "-f", &request, "--skip-health-check", "-o", "json"]).await;
+    assert_eq!(
+        serde_json::from_str::<Value>(&done.out).unwrap(),
+        json!({"id": "s1", "status": "created", "timeout": "manual-cleanup", "image": "host", "request_file": request})
+    );
+    assert_eq!(body_of(&fake, "POST /v1/sandboxes")["env"], json!({"A": "1"}));
+
+    let policy =
+        file("p.json", r#"{"defaultAction": "deny", "egress": [{"action": "allow", "target": "a.org"}]}"#);
+    let volumes = file("v.json", r#"[{"name": "v", "mountPath": "/v", "host": {"path": "/srv"}}]"#);
+    let fake = with_command(Vec::new(), false).await;
+    let args = [
+        "sandbox",
+        "create",
+        "-i",
+        "host",
+        "--network-policy-file",
+        &policy,
+        "--credential-proxy",
+        "--volumes-file",
+        &volumes,
+        "--skip-health-check",
+    ];
+    assert_eq!(osb(&fake, &args).await.code, 0);
+    let body = body_of(&fake, "POST /v1/sandboxes");
+    assert_eq!(body["networkPolicy"]["egress"][0]["target"], "a.org");
+    assert_eq!(body["credentialProxy"], json!({"enabled": true}));
+    assert_eq!(body["volumes"][0]["host"]["path"], "/srv");
+
+    let wrong = file("w.json", r#"{"image": "host", "imgae": 1}"#);
+    let done = osb(&fake, &["sandbox", "create", "-f", &wrong]).await;
+    assert!(done.code == 1 && done.err.contains("w.json: unknown: imgae"), "{done:?}");
+}
+
+#[tokio::test]
+async fn run_copies_files_in_and_out_and_passes_input_on() {
+    let fake = Fake::start(|_, seen| {
+        let answer = match seen.target.rsplit("/proxy/44772").next().unwrap() {
+            _ if seen.target.contains("/endpoints/") => endpoint(&seen),
+            "/v1/sandboxes" => json(202, sandbox("s1")),
+            "/command" => {
+                let lines = [init(), json!({"type": "execution_complete", "timestamp": 1})];
+                pieces(lines.iter().map(|event| format!("{event}\n\n").into()).collect(), false)
+            }
+            target if target.starts_with("/files/info?path=%2Fout") => json(
+                200,
+                json!({"/out": {"path": "/out", "type": "file", "size": 6, "mode": 750, "owner": "root",
+                    "group": "root", "modified_at": "T", "created_at": "T"}}),
+            ),
+            target if target.starts_with("/files/info") => {
+                json(404, json!({"code": "FILE_NOT_FOUND", "message": "no such file"}))
+            }
+            target if target.starts_with("/files/download") => reply(200, "result"),
+            _ => reply(200, ""),
+        };
+        async move { answer }
+    })
+    .await;
+    let dir = tempfile::tempdir().unwrap();
+    let local = dir.path().join("in.txt");
+    std::fs::write(&local, "inside").unwrap();
+    let copy_in = format!("{}:/work/in.txt", local.display());
+    let copy_out = format!("/out:{}", dir.path().join("result").display());
+    let how = How { stdin: b"typed", ..How::default() };
+    let args = ["run", "-i", "host", "--copy-in", &copy_in, "--copy-out", &copy_out, "--", "sort"];
+    let done = osb_how(&fake, &args, how).await;
+    assert_eq!(done.code, 0, "{done:?}");
+    assert_eq!(std::fs::read_to_string(dir.path().join("result")).unwrap(), "result");
+    let mode =
+        std::os::unix::fs::PermissionsExt::mode(&dir.path().join("result").metadata().unwrap().permissions());
+    assert_eq!(mode & 0o777, 0o750);
+    let uploads: Vec<String> = fake
+        .seen()
+        .iter()
+        .filter(|seen| seen.target.ends_with("/files/upload"))
+        .map(|seen| String::from_utf8_lossy(&seen.body).into_owned())
+        .collect();
+    assert!(uploads[0].contains("/work/in.txt") && uploads[0].contains("inside"), "{uploads:?}");
+    assert!(uploads[1].contains("typed"), "{uploads:?}");
+    let argv = &body_of(&fake, COMMAND)["argv"];
+    assert_eq!((&argv[0], &argv[4]), (&json!("sh"), &json!("sort")));
+    assert_eq!(fake.calls().last().unwrap(), "DELETE /v1/sandboxes/s1");
+
+    let done = osb(&fake, &["run", "host", "--copy-in", "/nonexistent:/x", "--", "true"]).await;
+    assert!(done.code == 125 && done.err.contains("/nonexistent: No such file"), "{done:?}");
+}
+
+#[tokio::test]
+async fn snapshots_templates_and_sessions() {
+    let fake = Fake::start(|_, seen| {
+        let snapshot = json!({"id": "n1", "sandboxId": "s1", "name": "x", "status": {"state": "Ready"},
+            "createdAt": "2026-11-30T17:49:18Z"});
+        let template = json!({"templateId": "t1", "image": "a", "publish": "s3://b", "format": "native",
+            "status": {"phase": "Pending"}, "createdAt": "2026-11-30T17:49:18Z", "updatedAt": "2026-11-30T17:49:18Z"});
+        let page = json!({"page": 1, "pageSize": 20, "totalItems": 1, "totalPages": 1, "hasNextPage": false});
+        let answer = match seen.call().replace("/v1/sandboxes/s1/proxy/44772", "").as_str() {
+            _ if seen.target.contains("/endpoints/") => endpoint(&seen),
+            "POST /v1/sandboxes/s1/snapshots" => json(202, snapshot),
+            "GET /v1/snapshots?sandboxId=s1&state=Ready" => json(200, json!({"items": [snapshot], "pagination": page})),
+            "POST /v1/templates" => json(201, template),
+            "GET /v1/templates" => json(200, json!({"items": [template], "pagination": page})),
+            "POST /session" => json(200, json!({"session_id": "e1"})),
+            "POST /session/e1/run" => pieces(
+                [init(), json!({"type": "stdout", "text": "a\n", "timestamp": 1}), failed("3")]
+                    .iter()
+                    .map(|event| format!("{event}\n\n").into())
+                    .collect(),
+                false,
+            ),
+            call if call.starts_with("DELETE ") => reply(204, ""),
+            call => json(501, json!({"code": "X", "message": format!("unexpected {call}")})),
+        };
+        async move { answer }
+    })
+    .await;
+    let done = osb(&fake, &["snapshot", "create", "s1", "--name", "x", "-o", "json"]).await;
+    assert_eq!(serde_json::from_str::<Value>(&done.out).unwrap()["status"]["state"], "Ready", "{done:?}");
+    let done = osb(&fake, &["snapshot", "list", "--sandbox-id", "s1", "--state", "Ready"]).await;
+    assert!(
+        done.out.starts_with("ID  NAME  SANDBOX_ID  STATUS  CREATED_AT\nn1  x     s1          Ready "),
+        "{done:?}"
+    );
+    assert_eq!(osb(&fake, &["snapshot", "delete", "n1"]).await.out, "OK: deleted: n1\n");
+    let args =
+        ["template", "create", "-i", "a", "-p", "s3://b", "--format", "native", "--warmup-seconds", "3"];
+    assert!(osb(&fake, &args).await.out.contains("status       Pending\n"));
+    let body = body_of(&fake, "POST /v1/templates");
+    assert_eq!((&body["format"], &body["readiness"]), (&json!("native"), &json!({"warmupSeconds": 3})));
+    let done = osb(&fake, &["template", "list"]).await;
+    assert!(done.out.contains("t1           Pending  a      native"), "{done:?}");
+    let done = osb(&fake, &["command", "session", "create", "s1", "-w", "/w", "-o", "json"]).await;
+    assert_eq!(serde_json::from_str::<Value>(&done.out).unwrap()["session_id"], "e1", "{done:?}");
+    let done =
+        osb(&fake, &["command", "session", "run", "s1", "e1", "-t", "5s", "--", "export", "A=b c"]).await;
+    assert_eq!((done.code, done.out.as_str()), (3, "a\n"), "{done:?}");
+    let body = body_of(&fake, "POST /v1/sandboxes/s1/proxy/44772/session/e1/run");
+    assert_eq!((&body["command"], &body["timeout"]), (&json!("export 'A=b c'"), &json!(5000)));
+    assert_eq!(osb(&fake, &["command", "session", "delete", "s1", "e1"]).await.code, 0);
+}
+
+#[tokio::test]
+async fn what_comes_later_says_so() {
+    let fake = with_command(Vec::new(), false).await;
+    for args in [
+        &["egress", "patch", "s1", "--rule", "allow=a.org"][..],
+        &["credential-vault", "binding", "get", "s1", "x", "-o", "yaml"],
+    ] {
+        let done = osb(&fake, args).await;
+        assert!(done.code == 1 && done.err.contains("comes later"), "{done:?}");
+    }
+    assert!(fake.calls().is_empty());
+}
+
+#[tokio::test]
+async fn profiles_are_chosen_by_option_variable_and_file() {
+    let fake = Fake::start(|_, _| async { json(200, sandbox("s1")) }).await;
+    let home = tempfile::tempdir().unwrap();
+    std::fs::create_dir(home.path().join(".opensandbox")).unwrap();
+    let file = home.path().join(".opensandbox/config.toml");
+    let text = "profile = \"a\"\n[connection]\napi_key = \"shared\"\n[profiles.a.connection]\napi_key = \"key-a\"\n\
+        [profiles.b.connection]\napi_key = \"key-b\"\n[profiles.c]\n";
+    std::fs::write(&file, text).unwrap();
+    let home = home.path().to_str().unwrap();
+    let env = [("HOME", home), ("OPEN_SANDBOX_PROFILE", "b"), ("OPEN_SANDBOX_API_KEY", "env")];
+    let get = ["sandbox", "get", "s1"];
+    for (args, env, key) in [
+        (&get[..], &env[..1], "key-a"),
+        (&get, &env[..2], "key-b"),
+        (&["--profile", "a", "sandbox", "get", "s1"], &env[..2], "key-a"),
+        (&["--profile", "c", "sandbox", "get", "s1"], &env[..2], "shared"),
+        (&get, &env, "env"),
+        (&["--profile", "b", "sandbox", "get", "s1"], &env, "key-b"),
+        (&["--profile", "b", "--api-key", "flag", "sandbox", "get", "s1"], &env, "flag"),
+    ] {
+        assert_eq!(osb_how(&fake, args, How { env, ..How::default() }).await.code, 0);
+        assert_eq!(fake.seen().last().unwrap().header("open-sandbox-api-key"), Some(key), "{args:?}");
+    }
+    let how = How { env: &env[..1], ..How::default() };
+    let done = osb_how(&fake, &["--profile", "x", "config", "show"], how).await;
+    assert!(
+        done.code == 1 && done.err.contains("no profile 'x'") && done.err.contains("a, b, c"),
+        "{done:?}"
+    );
+    let done = osb_how(&fake, &["config", "show", "-o", "json"], how).await;
+    let shown: Value = serde_json::from_str(&done.out).unwrap();
+    assert_eq!((&shown["api_key"], &shown["profile"]), (&json!("*****"), &json!("a")));
+}
+
+#[tokio::test]
+async fn settings_are_written_and_set() {
+    let fake = with_command(Vec::new(), false).await;
+    let home = tempfile::tempdir().unwrap();
+    let env = [("HOME", home.path().to_str().unwrap())];
+    let how = How { env: &env, ..How::default() };
+    let path = home.path().join(".opensandbox/config.toml");
+    assert_eq!(osb_how(&fake, &["config", "init"], how).await.code, 0);
+    let mode = std::os::unix::fs::PermissionsExt::mode(&path.metadata().unwrap().permissions());
+    assert_eq!(mode & 0o777, 0o600);
+    let again = osb_how(&fake, &["config", "init", "-o", "json"], how).await;
+    assert!(again.code == 0 && again.out.contains("\"status\": \"warning\""), "{again:?}");
+    assert_eq!(osb_how(&fake, &["config", "set", "connection.request_timeout", "7"], how).await.code, 0);
+    let done = osb_how(&fake, &["config", "show", "-o", "yaml"], how).await;
+    assert!(done.out.contains("request_timeout: 7\n"), "{}", done.out);
+    assert_eq!(osb_how(&fake, &["config", "init", "--force"], how).await.code, 0);
+    assert!(!std::fs::read_to_string(&path).unwrap().contains("= 7"));
+    let done = osb_how(&fake, &["config", "set", "nonsense", "1"], how).await;
+    assert!(done.code == 1 && done.err.contains("there are: connection.api_key"), "{done:?}");
+    assert!(fake.calls().is_empty());
+}
+
+#[tokio::test]
+async fn top_shows_figures_and_lives_with_sandboxes_that_have_none() {
+    let fake = Fake::start(|_, seen| {
+        let answer = match seen.target.as_str() {
+            target if target.starts_with("/v1/sandboxes?") => {
+                let mut pending = sandbox("s0");
+                pending["status"]["state"] = json!("Pending");
+                json(
+                    200,
+                    json!({"items": [pending, sandbox("s1"), sandbox("s2")], "pagination": {"page": 1,
+                        "pageSize": 200, "totalItems": 3, "totalPages": 1, "hasNextPage": false}}),
+                )
+            }
+            target if target.contains("s1/endpoints/") => endpoint(&seen),
+            target if target.ends_with("/metrics") => json(
+                200,
+                json!({"cpu_count": 2, "cpu_used_pct": 12.34, "mem_total_mib": 512.0, "mem_used_mib": 7.5, "timestamp": 1}),
+            ),
+            _ => json(404, json!({"code": "DOCKER::SANDBOX_NOT_FOUND", "message": "gone"})),
+        };
+        async move { answer }
+    })
+    .await;
+    let done = osb(&fake, &["top"]).await;
+    let lines: Vec<Vec<&str>> = done.out.lines().map(|line| line.split_whitespace().collect()).collect();
+    assert_eq!(lines[0][..5], ["ID", "STATUS", "IMAGE", "CPU", "MEMORY"]);
+    assert_eq!(lines[1][..7], ["s1", "Running", "host", "12.3%", "7.5", "MiB", "512"]);
+    assert_eq!(lines[2][..5], ["s0", "Pending", "host", "-", "-"]);
+    assert_eq!(lines.len(), 4);
+    let done = osb(&fake, &["top", "-o", "json"]).await;
+    let value: Value = serde_json::from_str(&done.out).unwrap();
+    assert_eq!((&value[0]["metrics"]["cpu_count"], &value[1]["metrics"]), (&json!(2), &Value::Null));
+}
+
 #[test]
 fn command_lines_that_are_not_right_end_with_2() {
     for args in [

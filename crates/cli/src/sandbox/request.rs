@@ -41,7 +41,7 @@ pub(super) fn read(path: &Path) -> anyhow::Result<(CreateSandboxRequest, bool)> 
 }
 
 /// A file with a part of a request.
-pub(super) fn read_part<T: DeserializeOwned>(path: &Path) -> anyhow::Result<T> {
+pub(crate) fn read_part<T: DeserializeOwned>(path: &Path) -> anyhow::Result<T> {
     let value: Value = serde_json::from_str(&text(path)?)
         .map_err(|error| anyhow::anyhow!("{}: no JSON: {error}", path.display()))?;
     strict(value).with_context(|| path.display().to_string())
