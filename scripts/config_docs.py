@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 TOP = Path(__file__).resolve().parent.parent
-SOURCES = ("server.rs", "embedded.rs")
+SOURCES = ("server.rs", "embedded.rs", "images.rs")
 PAGE = TOP / "docs" / "configuration.md"
 
 HEAD = """\
@@ -79,7 +79,7 @@ def render() -> str:
                 current = None
                 if struct[1] == "DefaultLimits":
                     current = limits
-                elif found := re.match(r"`\[([\w.]+)\]`[:.]? ?(.*)", comment):
+                elif found := re.match(r"`\[([\w.\"]+)\]`[:.]? ?(.*)", comment):
                     current = []
                     sections.append((found[1], found[2], current))
                 by_struct[struct[1]] = name
