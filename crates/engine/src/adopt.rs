@@ -6,6 +6,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use osb_protocol::ids::SandboxId;
 use tokio::io::Interest;
@@ -49,7 +50,7 @@ impl Inner {
         let mut named = HashSet::new();
         for (id, record) in known {
             named.insert(id.to_string());
-            let host_restarted = !record.init.is_of_boot(&self.boot_id);
+            let host_restarted = !record.init.is_of_boot(&self.booter.boot_id);
             let slot = record.slot;
             let running = if slots.contains(&slot) {
                 Err(io::Error::other("two records name the same slot"))
@@ -83,7 +84,7 @@ impl Inner {
     fn take_back(&self, id: SandboxId, record: Record) -> io::Result<Arc<Sandbox>> {
         let pidfd = record
             .init
-            .find(&self.boot_id)
+            .find(&self.booter.boot_id)
             .ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, "its first process is gone"))?;
         let namespace = |name: &str| -> io::Result<OwnedFd> {
             Ok(File::open(format!("/proc/{}/ns/{name}", record.pid()))?.into())
@@ -92,7 +93,7 @@ impl Inner {
         let user_namespace = if self.user_namespace { Some(namespace("user")?) } else { None };
         let pidfd = crate::sys::watched(pidfd, Interest::READABLE)?;
         // Whatever was opened by number is the sandbox's only if it was alive all the while.
-        if !alive(pidfd.get_ref())? {
+        if crate::standby::wait(pidfd.get_ref(), Duration::ZERO)? {
             return Err(io::Error::new(io::ErrorKind::NotFound, "its first process has just ended"));
         }
         let net = self.maker.network(|network| network.adopt(record.slot, net))?;
@@ -126,12 +127,6 @@ impl Inner {
             self.retire.hand_in(Remains { slot: None, dir: Some(dir) }, announced);
         }
     }
-}
-
-fn alive(pidfd: &OwnedFd) -> io::Result<bool> {
-    let mut poll = [rustix::event::PollFd::new(pidfd, rustix::event::PollFlags::IN)];
-    let now = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
-    Ok(rustix::io::retry_on_intr(|| rustix::event::poll(&mut poll, Some(&now)))? == 0)
 }
 
 fn entries(dir: &Path) -> impl Iterator<Item = PathBuf> + use<> {

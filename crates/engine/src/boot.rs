@@ -1,23 +1,33 @@
-//! What a starting daemon is handed: its boot document, its descriptors, and the pipe it reports through.
+//! Starting a sandbox's init: its descriptors, its boot document, the spawner; then its order and its answer.
 
 use std::fs::File;
 use std::io::{self, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::time::Instant;
 
 use osb_protocol::boot::{Boot, BootFds, Started, UsageFds};
 use rustix::fs::{MemfdFlags, SealFlags};
-use tokio::io::AsyncReadExt;
-use tokio::net::unix::pipe;
+use rustix::net::RecvFlags;
+use serde::Serialize;
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
 
-use crate::slot::Ready;
+use crate::helper::child::STAGES;
+use crate::helper::message::{Outcome, Spawn};
+use crate::helper::spawners::{Lost, Spawners};
+use crate::identity::Identity;
+use crate::slot::{Maker, Ready};
+use crate::standby::Standby;
+use crate::sys::scm;
 
 /// Number that the first descriptor gets; the boot document is the first.
 const FIRST: i32 = 3;
-/// Longest first word of init.
-const STARTED_BYTES: u64 = 64 << 10;
+/// Least size of `/dev/shm`.
+const SHM_LEAST: u64 = 64 << 20;
 
 /// Descriptors for the daemon, in the order of their numbers.
-pub(crate) struct Kept<'a> {
+struct Kept<'a> {
     fds: Vec<BorrowedFd<'a>>,
 }
 
@@ -29,7 +39,7 @@ impl<'a> Kept<'a> {
     }
 
     /// All of them behind the document.
-    pub(crate) fn behind(self, document: BorrowedFd<'a>) -> Vec<BorrowedFd<'a>> {
+    fn behind(self, document: BorrowedFd<'a>) -> Vec<BorrowedFd<'a>> {
         let mut all = Vec::with_capacity(self.fds.len() + 12);
         all.push(document);
         all.extend(self.fds);
@@ -38,10 +48,10 @@ impl<'a> Kept<'a> {
 }
 
 /// Lays out the daemon's descriptors.
-pub(crate) fn lay_out<'a>(ready: &'a Ready, started: BorrowedFd<'a>) -> (BootFds, Kept<'a>) {
+fn lay_out<'a>(ready: &'a Ready, orders: BorrowedFd<'a>) -> (BootFds, Kept<'a>) {
     let mut kept = Kept { fds: Vec::with_capacity(16) };
     let listen = kept.number(ready.listener.as_fd());
-    let started = kept.number(started);
+    let orders = kept.number(orders);
     let ended = kept.number(ready.ended.as_fd());
     let log = kept.number(ready.log.as_fd());
     let cgroups = &ready.slot.cgroups;
@@ -49,17 +59,16 @@ pub(crate) fn lay_out<'a>(ready: &'a Ready, started: BorrowedFd<'a>) -> (BootFds
     let [cpuacct_usage, cpu_stat, memory_current, memory_stat, oom_events] =
         cgroups.usage_fds().map(|fd| fd.map(|fd| kept.number(fd)));
     let usage = UsageFds { cpuacct_usage, cpu_stat, memory_current, memory_stat, oom_events };
-    (BootFds { listen, started, ended, log, work_cgroup, usage }, kept)
+    (BootFds { listen, orders, ended, log, work_cgroup, usage }, kept)
 }
 
-/// The document in memory that nobody can change.
-pub(crate) fn document(boot: &Boot) -> io::Result<OwnedFd> {
+/// A document in memory that nobody can change.
+pub(crate) fn document(content: &impl Serialize) -> io::Result<OwnedFd> {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     let fd = rustix::fs::memfd_create("boot", flags | MemfdFlags::NOEXEC_SEAL)
         .or_else(|_| rustix::fs::memfd_create("boot", flags))?;
     let mut file = File::from(fd);
-    file.write_all(&serde_json::to_vec(boot)?)?;
-    rustix::fs::seek(&file, rustix::fs::SeekFrom::Start(0))?;
+    file.write_all(&serde_json::to_vec(content)?)?;
     rustix::fs::fcntl_add_seals(
         &file,
         SealFlags::SEAL | SealFlags::SHRINK | SealFlags::GROW | SealFlags::WRITE,
@@ -67,26 +76,98 @@ pub(crate) fn document(boot: &Boot) -> io::Result<OwnedFd> {
     Ok(file.into())
 }
 
-/// The pipe for init's first word. Must be called within a tokio runtime.
-pub(crate) fn started_pipe() -> io::Result<(pipe::Receiver, OwnedFd)> {
-    let (read, write) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
-    rustix::io::ioctl_fionbio(&read, true)?;
-    Ok((pipe::Receiver::from_owned_fd_unchecked(read)?, write))
+/// Size of `/dev/shm` in a sandbox with that memory.
+pub(crate) fn shm_bytes(memory_bytes: u64) -> u64 {
+    (memory_bytes / 2).max(SHM_LEAST)
 }
 
-/// Waits for init's first word. `None`: it died without one.
-pub(crate) async fn started(pipe: pipe::Receiver) -> io::Result<Option<Started>> {
-    let mut pipe = pipe.take(STARTED_BYTES);
-    let mut text = Vec::with_capacity(128);
-    // Init closes its end behind the line, but a descriptor might linger in a child of its: the line end counts.
-    while !text.contains(&b'\n') {
-        if pipe.read_buf(&mut text).await? == 0 {
-            break;
-        }
+/// Waits for init's answer to its order. `None`: it died without one.
+pub(crate) async fn started(orders: &AsyncFd<OwnedFd>) -> io::Result<Option<Started>> {
+    let mut text = vec![0; scm::MAX_BYTES];
+    let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
+    let receive = |socket: &OwnedFd| scm::receive(socket.as_fd(), &mut text, &mut Vec::new(), flags);
+    match orders.async_io(Interest::READABLE, receive).await {
+        Ok(Some(len)) => Ok(Some(serde_json::from_slice(text.get(..len).unwrap_or_default())?)),
+        Ok(None) => Ok(None),
+        Err(error) if error.kind() == io::ErrorKind::ConnectionReset => Ok(None),
+        Err(error) => Err(error),
     }
-    if text.is_empty() {
-        return Ok(None);
+}
+
+/// Why there is no init.
+#[derive(Debug)]
+pub(crate) enum NotBooted {
+    /// This could not be done; no process is left.
+    Machine(&'static str, io::Error),
+    /// This stage of the start failed with that error number; no process is left.
+    Stage(String, i32),
+    /// A spawner died meanwhile. Processes may be in the slot.
+    Unknown,
+}
+
+/// Starts inits.
+#[derive(Debug)]
+pub(crate) struct Booter {
+    pub(crate) maker: Arc<Maker>,
+    pub(crate) spawners: Arc<Spawners>,
+    pub(crate) boot_id: String,
+    pub(crate) listen_tcp: bool,
+}
+
+impl Booter {
+    /// Starts init in a ready slot. Adds to `stages` where the time went: name and microseconds.
+    pub(crate) async fn boot(
+        &self,
+        ready: &mut Ready,
+        shm_bytes: u64,
+        stages: &mut Vec<(&'static str, u32)>,
+    ) -> Result<Standby, NotBooted> {
+        let machine = |action| move |error| NotBooted::Machine(action, error);
+        let (orders, theirs) = scm::pair().map_err(machine("make a socket"))?;
+        let (fds, kept) = lay_out(ready, theirs.as_fd());
+        let document = document(&Boot { listen_tcp: self.listen_tcp, fds })
+            .map_err(machine("write the boot document"))?;
+        let mut all = kept.behind(document.as_fd());
+        let keep = all.len();
+        let slot = &ready.slot;
+        all.push(slot.net.netns.as_fd());
+        all.extend(slot.user_namespace.iter().map(AsFd::as_fd));
+        all.extend(ready.overlays.iter().map(AsFd::as_fd));
+        all.extend(slot.cgroups.attach.iter().map(AsFd::as_fd));
+        all.extend(slot.cgroups.born_in.iter().map(AsFd::as_fd));
+        let spawn = Spawn {
+            seq: 0,
+            hostname: ready.id.short(),
+            shm_bytes,
+            root_id: self.maker.root_id(slot),
+            keep,
+            mounts: ready.image.roots.iter().map(|root| root.mountpoint.clone()).collect(),
+            attach: slot.cgroups.attach.len(),
+            born_in: slot.cgroups.born_in.is_some(),
+        };
+        let sent = Instant::now();
+        let (spawned, pidfd) = match self.spawners.request(spawn, &all).await {
+            Ok(reply) => reply,
+            Err(Lost::NotSent(error)) => return Err(NotBooted::Machine("ask a spawner", error)),
+            Err(Lost::Unknown) => return Err(NotBooted::Unknown),
+        };
+        let (pid, pidfd) = match (spawned.outcome, pidfd) {
+            (Outcome::Running { pid }, Some(pidfd)) => (pid, pidfd),
+            (Outcome::Failed { step, errno }, None) => return Err(NotBooted::Stage(step, errno)),
+            // It contradicts itself.
+            _ => return Err(NotBooted::Unknown),
+        };
+        let inside: u32 = spawned.nanos.iter().sum::<u32>() / 1000;
+        stages.push(("spawner", micros(sent).saturating_sub(inside)));
+        stages.extend(STAGES.iter().zip(&spawned.nanos).map(|(name, nanos)| (*name, nanos / 1000)));
+        let Ok(init) = Identity::of(pid, &pidfd, &self.boot_id) else { return Err(NotBooted::Unknown) };
+        // The overlays live in the sandbox now, and must end with it.
+        ready.overlays = Vec::new();
+        Ok(Standby { init, pidfd, orders, shm_bytes })
     }
-    let line = text.split(|byte| *byte == b'\n').next().unwrap_or_default();
-    Ok(Some(serde_json::from_slice(line)?))
+}
+
+/// Time since then, for the table of stages.
+pub(crate) fn micros(since: Instant) -> u32 {
+    u32::try_from(since.elapsed().as_micros()).unwrap_or(u32::MAX)
 }

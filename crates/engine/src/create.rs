@@ -1,34 +1,30 @@
 //! Making a sandbox.
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use osb_protocol::boot::{Boot, LineEndings, Started};
+use osb_protocol::boot::{LineEndings, Order, Started};
 use osb_protocol::ids::SandboxId;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
-use tokio::net::unix::pipe;
 
-use crate::boot;
+use crate::boot::{self, NotBooted, micros, shm_bytes};
 use crate::config::Limits;
 use crate::engine::{Engine, Inner};
 use crate::error::CreateError;
 use crate::helper::child::STAGES;
-use crate::helper::message::{Outcome, Spawn};
-use crate::helper::spawners::Lost;
 use crate::identity::Identity;
 use crate::image::Image;
 use crate::retire::Remains;
 use crate::room::RETRY_AFTER;
 use crate::sandbox::{Record, Sandbox};
 use crate::slot::{Ready, Slot};
+use crate::standby::Standby;
 
 /// How long init may take to execute the entrypoint.
 const STARTED_WITHIN: Duration = Duration::from_secs(30);
-/// Least size of `/dev/shm`.
-const SHM_LEAST: u64 = 64 << 20;
 /// Attempts when helpers die under a create.
 const ATTEMPTS: u32 = 3;
 /// Least memory that a sandbox can do anything with.
@@ -92,12 +88,12 @@ impl Drop for Place<'_> {
     }
 }
 
-/// A started sandbox whose entrypoint has not run yet.
-struct Born {
+/// A sandbox that has its order.
+struct Ordered {
     ready: Ready,
+    init: Identity,
     pidfd: AsyncFd<OwnedFd>,
-    pid: i32,
-    started: pipe::Receiver,
+    orders: AsyncFd<OwnedFd>,
 }
 
 impl Inner {
@@ -108,9 +104,9 @@ impl Inner {
         let _place = self.place(params.id)?;
         let _creating = self.pool.creating();
         let mut stages = Vec::with_capacity(STAGES.len() + 4);
-        let Born { ready, pidfd, pid, started } = self.bear(&params, limits, begin, &mut stages).await?;
-        let spawned = Instant::now();
-        let result = match tokio::time::timeout(STARTED_WITHIN, boot::started(started)).await {
+        let Ordered { ready, init, pidfd, orders } = self.order(&params, limits, begin, &mut stages).await?;
+        let ordered = Instant::now();
+        let result = match tokio::time::timeout(STARTED_WITHIN, boot::started(&orders)).await {
             Ok(Ok(Some(Started::Running { .. }))) => Ok(()),
             Ok(Ok(Some(Started::Failed { message, .. }))) => Err(CreateError::Entrypoint {
                 program: params.entrypoint.first().cloned().unwrap_or_default(),
@@ -119,29 +115,25 @@ impl Inner {
             Ok(Ok(None)) => {
                 Err(CreateError::Failed("the sandbox's init ended before its entrypoint".to_owned()))
             }
-            Ok(Err(error)) => Err(CreateError::Failed(format!("init's first word cannot be read: {error}"))),
+            Ok(Err(error)) => Err(CreateError::Failed(format!("init's answer cannot be read: {error}"))),
             Err(_) => Err(CreateError::Failed(format!(
                 "the entrypoint was not executed within {} seconds",
                 STARTED_WITHIN.as_secs()
             ))),
         };
+        if let Err(error) = result {
+            self.undo(ready, &pidfd).await;
+            return Err(error);
+        }
         let (id, image) = (ready.id, Arc::clone(&ready.image));
-        let identity = Identity::of(pid, &pidfd, &self.boot_id);
-        let identity = identity.map_err(machine("identify the sandbox's process"));
-        let record = match result.and(identity) {
-            Ok(init) => Record {
-                slot: ready.slot.index,
-                init,
-                image: image.id.clone(),
-                layers: image.roots.iter().flat_map(|root| root.lowers.iter().cloned()).collect(),
-                limits,
-            },
-            Err(error) => {
-                self.undo(ready, pidfd).await;
-                return Err(error);
-            }
+        let record = Record {
+            slot: ready.slot.index,
+            init,
+            image: image.id.clone(),
+            layers: image.roots.iter().flat_map(|root| root.lowers.iter().cloned()).collect(),
+            limits,
         };
-        stages.push(("init", micros(spawned)));
+        stages.push(("init", micros(ordered)));
         let (socket, dir) = (self.maker.socket(record.slot), self.maker.dir(id));
         let sandbox = Arc::new(Sandbox::new(id, pidfd, ready.slot, socket, dir));
         self.table().live.insert(id, Arc::clone(&sandbox));
@@ -172,107 +164,94 @@ impl Inner {
         Ok(Place { inner: self, id })
     }
 
-    /// Starts init. When a helper dies under it, with another slot.
-    async fn bear(
+    /// Gives the order to a standby, or to an init started now. When one dies under it, to another.
+    async fn order(
         &self,
         params: &CreateParams,
         limits: Limits,
         begin: Instant,
         stages: &mut Vec<(&'static str, u32)>,
-    ) -> Result<Born, CreateError> {
-        let mut attempt = 1;
+    ) -> Result<Ordered, CreateError> {
+        let shm = shm_bytes(limits.memory_bytes);
+        let mut attempt = 0;
         loop {
-            let mut ready = self.pool.take(&params.image).await.map_err(|error| no_slot(&error))?;
+            attempt += 1;
+            // The name of a standby's machine is its id's.
+            let taken = match params.id {
+                None => self.pool.take(&params.image).await,
+                Some(_) => self.pool.take_unbooted(&params.image).await,
+            };
+            let mut ready = taken.map_err(|error| no_slot(&error))?;
             stages.clear();
             stages.push(("slot", micros(begin)));
-            let fitted = self.fit(&mut ready, params.id, limits);
-            let handed = match fitted.and_then(|()| self.hand_over(params, limits, &ready)) {
-                Ok(handed) => handed,
-                Err(error) => {
-                    self.bury(ready.slot, ready.id);
-                    return Err(machine("prepare the start")(error));
-                }
-            };
-            let sent = Instant::now();
-            let fds = descriptors(&ready, &handed);
-            let spawn = Spawn {
-                seq: 0,
-                hostname: ready.id.short(),
-                shm_bytes: (limits.memory_bytes / 2).max(SHM_LEAST),
-                root_id: self.maker.root_id(&ready.slot),
-                keep: fds.keep,
-                mounts: ready.image.roots.iter().map(|root| root.mountpoint.clone()).collect(),
-                attach: ready.slot.cgroups.attach.len(),
-                born_in: ready.slot.cgroups.born_in.is_some(),
-            };
-            let reply = self.spawners.request(spawn, &fds.all).await;
-            drop(fds);
-            let started = handed.started;
-            match reply {
-                Ok((spawned, Some(pidfd))) => {
-                    let Outcome::Running { pid } = spawned.outcome else {
-                        self.bury(ready.slot, ready.id);
-                        return Err(CreateError::Failed("a spawner contradicts itself".to_owned()));
-                    };
-                    let inside: u32 = spawned.nanos.iter().sum::<u32>() / 1000;
-                    stages.push(("spawner", micros(sent).saturating_sub(inside)));
-                    stages
-                        .extend(STAGES.iter().zip(&spawned.nanos).map(|(name, nanos)| (*name, nanos / 1000)));
-                    let pidfd = match crate::sys::watched(pidfd, Interest::READABLE) {
-                        Ok(pidfd) => pidfd,
-                        Err(error) => {
-                            self.destroy(ready).await;
-                            return Err(machine("watch the sandbox's process")(error));
-                        }
-                    };
-                    // The overlays live in the sandbox now, and must end with it.
-                    ready.overlays = Vec::new();
-                    return Ok(Born { ready, pidfd, pid, started });
-                }
-                Ok((spawned, None)) => {
-                    self.bury(ready.slot, ready.id);
-                    return Err(match spawned.outcome {
-                        Outcome::Failed { step, errno } => not_started(&step, errno),
-                        Outcome::Running { .. } => {
-                            CreateError::Failed("a spawner contradicts itself".to_owned())
-                        }
-                    });
-                }
-                Err(Lost::NotSent(error)) => {
-                    self.bury(ready.slot, ready.id);
-                    return Err(machine("ask a spawner")(error));
-                }
-                Err(Lost::Unknown) => {
-                    self.destroy(ready).await;
-                    if attempt == ATTEMPTS {
-                        return Err(CreateError::Failed(
-                            "spawners died while they started the sandbox".to_owned(),
-                        ));
+            if let Some(id) = params.id
+                && let Err(error) = self.maker.rename(&mut ready, id)
+            {
+                self.bury(ready.slot, ready.id);
+                return Err(machine("name the sandbox")(error));
+            }
+            let waited = ready.standby.take();
+            let ahead = waited.is_some();
+            let mut standby = match waited {
+                Some(standby) => standby,
+                None => match self.booter.boot(&mut ready, shm, stages).await {
+                    Ok(standby) => standby,
+                    Err(NotBooted::Unknown) if attempt < ATTEMPTS => {
+                        self.destroy(ready).await;
+                        continue;
                     }
-                    attempt += 1;
+                    Err(error) => return Err(self.not_booted(ready, error).await),
+                },
+            };
+            let began = Instant::now();
+            let sent = self.equip(params, limits, shm, &mut ready, &mut standby);
+            let Standby { init, pidfd, orders, .. } = standby;
+            let watched = crate::sys::watched(pidfd, Interest::READABLE)
+                .and_then(|pidfd| Ok((pidfd, crate::sys::watched(orders, Interest::READABLE)?)));
+            let (pidfd, orders) = match watched {
+                Ok(watched) => watched,
+                Err(error) => {
+                    self.destroy(ready).await;
+                    return Err(machine("watch the sandbox's process")(error));
+                }
+            };
+            match sent {
+                Ok(()) => {
+                    stages.push(("order", micros(began)));
+                    return Ok(Ordered { ready, init, pidfd, orders });
+                }
+                // Something has killed it while it waited. The others may be well.
+                Err(error) if error.kind() == io::ErrorKind::BrokenPipe && (ahead || attempt < ATTEMPTS) => {
+                    tracing::warn!(id = %ready.id, "a prepared sandbox was dead already");
+                    self.undo(ready, &pidfd).await;
+                }
+                Err(error) => {
+                    self.undo(ready, &pidfd).await;
+                    return Err(machine("equip the sandbox")(error));
                 }
             }
         }
     }
 
-    fn fit(&self, ready: &mut Ready, id: Option<SandboxId>, limits: Limits) -> io::Result<()> {
-        if let Some(id) = id.filter(|id| *id != ready.id) {
-            self.maker.rename(ready, id)?;
-        }
+    /// Sets the limits, then sends the order.
+    fn equip(
+        &self,
+        params: &CreateParams,
+        limits: Limits,
+        shm: u64,
+        ready: &mut Ready,
+        standby: &mut Standby,
+    ) -> io::Result<()> {
         // Before anything runs, and kept by the init.
         crate::image::runs(&ready.log)?;
         self.images.touch(&ready.image);
         let slot = &mut ready.slot;
-        self.cgroups.limit(slot.index, &mut slot.cgroups, limits)
-    }
-
-    fn hand_over(&self, params: &CreateParams, limits: Limits, ready: &Ready) -> io::Result<Handed> {
-        let (started, started_end) = boot::started_pipe()?;
-        let (fds, _) = boot::lay_out(ready, started_end.as_fd());
+        self.cgroups.limit(slot.index, &mut slot.cgroups, limits)?;
+        standby.resize_shm(shm)?;
         let config = &params.image.config;
         let mut env = params.env.clone();
         env.push(("OPENSANDBOX_ID".to_owned(), ready.id.to_string()));
-        let document = boot::document(&Boot {
+        let document = boot::document(&Order {
             sandbox_id: ready.id.to_string(),
             entrypoint: params.entrypoint.clone(),
             env,
@@ -281,12 +260,28 @@ impl Inner {
             user: config.user.clone().filter(|user| !user.is_empty()),
             line_endings: params.line_endings,
             access_token: params.access_token.clone(),
-            listen_tcp: self.config.listen_tcp,
             memory_limit_bytes: Some(limits.memory_bytes),
             cpu_limit_millis: Some(limits.cpu_nanos / 1_000_000),
-            fds,
         })?;
-        Ok(Handed { document, started_end, started })
+        standby.order(&document)
+    }
+
+    /// Clears up behind a start that failed and puts it into words.
+    async fn not_booted(&self, ready: Ready, error: NotBooted) -> CreateError {
+        match error {
+            NotBooted::Machine(action, error) => {
+                self.bury(ready.slot, ready.id);
+                machine(action)(error)
+            }
+            NotBooted::Stage(step, errno) => {
+                self.bury(ready.slot, ready.id);
+                not_started(&step, errno)
+            }
+            NotBooted::Unknown => {
+                self.destroy(ready).await;
+                CreateError::Failed("spawners died while they started the sandbox".to_owned())
+            }
+        }
     }
 
     /// Hands in a slot in which no process is.
@@ -296,7 +291,7 @@ impl Inner {
     }
 
     /// Ends a sandbox that did not come to life.
-    async fn undo(&self, ready: Ready, pidfd: AsyncFd<OwnedFd>) {
+    async fn undo(&self, ready: Ready, pidfd: &AsyncFd<OwnedFd>) {
         // The only failure for a descriptor of ours is that it is dead already.
         let _ = rustix::process::pidfd_send_signal(pidfd.get_ref(), rustix::process::Signal::KILL);
         let _ = pidfd.readable().await;
@@ -305,50 +300,16 @@ impl Inner {
 
     /// Destroys a slot in which processes may be that we know nothing of.
     async fn destroy(&self, ready: Ready) {
-        let index = ready.slot.index;
         let (maker, pool) = (Arc::clone(&self.maker), Arc::clone(&self.pool));
         let announced = self.retire.announce();
         let done = tokio::task::spawn_blocking(move || {
-            // Groups first: their removal kills.
-            let Ready { slot, id, .. } = ready;
-            maker.destroy(slot);
-            let _ = std::fs::remove_file(maker.socket(index));
-            if let Err(error) = crate::tree::remove(&maker.dir(id)) {
-                tracing::warn!(%id, %error, "a sandbox's files cannot be removed");
-            }
-            pool.release(index);
+            pool.release(maker.destroy_ready(ready));
             drop(announced);
         });
         if let Err(error) = done.await {
             tracing::error!(%error, "a slot was not destroyed in order");
         }
     }
-}
-
-/// What is made for one start.
-struct Handed {
-    document: OwnedFd,
-    started_end: OwnedFd,
-    started: pipe::Receiver,
-}
-
-struct Descriptors<'a> {
-    all: Vec<BorrowedFd<'a>>,
-    keep: usize,
-}
-
-/// The descriptors of a start in the order of [`Spawn`].
-fn descriptors<'a>(ready: &'a Ready, handed: &'a Handed) -> Descriptors<'a> {
-    let (_, kept) = boot::lay_out(ready, handed.started_end.as_fd());
-    let mut all = kept.behind(handed.document.as_fd());
-    let keep = all.len();
-    let slot = &ready.slot;
-    all.push(slot.net.netns.as_fd());
-    all.extend(slot.user_namespace.iter().map(AsFd::as_fd));
-    all.extend(ready.overlays.iter().map(AsFd::as_fd));
-    all.extend(slot.cgroups.attach.iter().map(AsFd::as_fd));
-    all.extend(slot.cgroups.born_in.iter().map(AsFd::as_fd));
-    Descriptors { all, keep }
 }
 
 fn check(params: &CreateParams, limits: Limits) -> Result<(), CreateError> {
@@ -406,8 +367,4 @@ fn machine(action: &str) -> impl FnOnce(io::Error) -> CreateError {
         }
         _ => CreateError::Failed(format!("{action}: {error}")),
     }
-}
-
-fn micros(since: Instant) -> u32 {
-    u32::try_from(since.elapsed().as_micros()).unwrap_or(u32::MAX)
 }

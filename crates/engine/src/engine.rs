@@ -14,6 +14,7 @@ use osb_protocol::ids::SandboxId;
 use tokio::sync::{mpsc, watch};
 
 use crate::base::Base;
+use crate::boot::Booter;
 use crate::caps::CapSet;
 use crate::cgroup::{self, Cgroups};
 use crate::config::{EngineConfig, UserNamespace};
@@ -50,11 +51,10 @@ pub(crate) struct Inner {
     pub(crate) maker: Arc<Maker>,
     pub(crate) pool: Arc<Pool>,
     pub(crate) retire: Arc<Retire>,
-    pub(crate) spawners: Arc<Spawners>,
+    pub(crate) booter: Arc<Booter>,
     pub(crate) room: Room,
     pub(crate) table: Mutex<Table>,
     pub(crate) events: mpsc::UnboundedSender<Event>,
-    pub(crate) boot_id: String,
     /// The server's own network namespace.
     pub(crate) home: OwnedFd,
     /// Becomes true when the engine stops watching its sandboxes.
@@ -66,7 +66,8 @@ pub(crate) struct Inner {
 /// What [`Engine::shutdown`] takes apart.
 #[derive(Debug)]
 struct End {
-    threads: Vec<JoinHandle<()>>,
+    preparing: JoinHandle<()>,
+    retiring: Vec<JoinHandle<()>>,
     dns: Option<DnsForwarder>,
     /// Held as long as this engine uses the directory.
     lock: File,
@@ -171,7 +172,13 @@ impl Engine {
             hello,
             preparer,
         }));
-        let pool = Pool::new(Arc::clone(&maker), config.ready_slots, slots);
+        let booter = Arc::new(Booter {
+            maker: Arc::clone(&maker),
+            spawners,
+            boot_id: crate::identity::boot_id().map_err(StartError::io("read the boot id"))?,
+            listen_tcp: config.listen_tcp,
+        });
+        let pool = Pool::new(Arc::clone(&booter), config.ready_slots, slots);
         let prepared = Arc::downgrade(&pool);
         images.on_removal(move |id| {
             if let Some(pool) = prepared.upgrade() {
@@ -179,8 +186,8 @@ impl Engine {
             }
         });
         let retire = Retire::new(Arc::clone(&maker), Arc::clone(&pool));
-        let mut threads = vec![pool.start().map_err(StartError::io("start a thread"))?];
-        threads.extend(retire.start().map_err(StartError::io("start a thread"))?);
+        let preparing = pool.start().map_err(StartError::io("start a thread"))?;
+        let retiring = retire.start().map_err(StartError::io("start a thread"))?;
         let (events, receiver) = mpsc::unbounded_channel();
         let inner = Inner {
             instance,
@@ -191,17 +198,16 @@ impl Engine {
             maker,
             pool,
             retire,
-            spawners,
+            booter,
             room: Room::new(data_dir, config.memory_floor_bytes, config.disk_floor_bytes),
             table: Mutex::default(),
             events,
-            boot_id: crate::identity::boot_id().map_err(StartError::io("read the boot id"))?,
             home: File::open("/proc/self/ns/net")
                 .map_err(StartError::io("open the network namespace"))?
                 .into(),
             stopped: watch::Sender::new(false),
             receiver: Mutex::new(Some(receiver)),
-            end: Mutex::new(Some(End { threads, dns, lock })),
+            end: Mutex::new(Some(End { preparing, retiring, dns, lock })),
             config,
         };
         let engine = Self { inner: Arc::new(inner) };
@@ -249,10 +255,16 @@ impl Engine {
         self.inner.pool.ready(image_id)
     }
 
+    /// Process ids of the inits that wait in prepared sandboxes.
+    #[must_use]
+    pub fn standby_pids(&self) -> Vec<i32> {
+        self.inner.pool.standby_pids()
+    }
+
     /// Process ids of the helpers: spawners, then the preparer.
     #[must_use]
     pub fn helper_pids(&self) -> Vec<u32> {
-        let mut pids = self.inner.spawners.pids();
+        let mut pids = self.inner.booter.spawners.pids();
         pids.extend(self.inner.maker.preparer_pid());
         pids
     }
@@ -266,31 +278,42 @@ impl Engine {
     /// prepared slots are gone.
     pub async fn shutdown(&self) {
         let Some(end) = self.inner.end.lock().unwrap_or_else(PoisonError::into_inner).take() else { return };
+        let End { preparing, retiring, dns, lock } = end;
+        self.inner.pool.close();
+        let pool = Arc::clone(&self.inner.pool);
+        // What dies does so before its parents end: those reap it.
+        let blocking = tokio::task::spawn_blocking(move || {
+            join(preparing);
+            pool.end_standbys();
+        });
+        if let Err(error) = blocking.await {
+            tracing::error!(%error, "prepared sandboxes did not end in order");
+        }
         let inner = Arc::clone(&self.inner);
-        inner.pool.close();
-        // Before their parents end: those reap them.
         inner.retire.settled().await;
-        inner.spawners.close();
+        inner.booter.spawners.close();
         inner.stopped.send_replace(true);
         let blocking = tokio::task::spawn_blocking(move || {
             inner.retire.close();
-            for thread in end.threads {
-                if thread.join().is_err() {
-                    tracing::error!("a thread of the engine had panicked");
-                }
-            }
+            retiring.into_iter().for_each(join);
             inner.pool.clear();
             inner.maker.close();
-            drop(end.dns);
+            drop(dns);
             inner.maker.stop_network();
             inner.cgroups.remove_bases();
             // Succeeds only when no sandbox has its socket in it.
             let _ = std::fs::remove_dir(&inner.maker.run_dir);
-            drop(end.lock);
+            drop(lock);
         });
         if let Err(error) = blocking.await {
             tracing::error!(%error, "the engine did not stop in order");
         }
+    }
+}
+
+fn join(thread: JoinHandle<()>) {
+    if thread.join().is_err() {
+        tracing::error!("a thread of the engine had panicked");
     }
 }
 

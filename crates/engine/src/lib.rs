@@ -2,8 +2,9 @@
 //!
 //! ```text
 //! Engine ── pool thread ──▶ preparer process: user namespace, overlays (detached mounts)
-//!    │         └── network slot, cgroups, socket: a *slot*, made ready for one image
-//!    ├── create: slot + request ──▶ spawner process ──clone──▶ execd as PID 1 of the sandbox
+//!    │         ├── network slot, cgroups, socket: a *slot*, made ready for one image
+//!    │         └── spawner process ──clone──▶ execd as PID 1 of a sandbox on *standby*
+//!    ├── create: order ──▶ execd of a standby (or of a sandbox started now) ──▶ entrypoint
 //!    ├── watch: one pidfd per sandbox ──▶ events
 //!    └── retire threads: slots cleared for the next sandbox, files deleted
 //! ```
@@ -32,6 +33,7 @@ mod room;
 mod sandbox;
 mod seccomp;
 mod slot;
+mod standby;
 mod supervise;
 mod sys;
 mod tree;

@@ -8,10 +8,13 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 
+use crate::boot::{Booter, NotBooted, shm_bytes};
 use crate::image::Image;
 use crate::slot::{Maker, Ready, Slot};
+use crate::standby::Standby;
 
 /// Pauses after failures of preparing ahead, so that a full disk is not hammered.
 const FIRST_PAUSE: Duration = Duration::from_millis(500);
@@ -23,6 +26,7 @@ const QUIET: Duration = Duration::from_millis(10);
 #[derive(Debug)]
 pub(crate) struct Pool {
     maker: Arc<Maker>,
+    booter: Arc<Booter>,
     state: Mutex<State>,
     wake: Condvar,
     /// Ready slots of the image used most.
@@ -87,14 +91,15 @@ enum Job {
 }
 
 impl Pool {
-    pub(crate) fn new(maker: Arc<Maker>, target: usize, slots: u32) -> Arc<Self> {
-        Arc::new(Self { maker, state: Mutex::default(), wake: Condvar::new(), target, slots })
+    pub(crate) fn new(booter: Arc<Booter>, target: usize, slots: u32) -> Arc<Self> {
+        let maker = Arc::clone(&booter.maker);
+        Arc::new(Self { maker, booter, state: Mutex::default(), wake: Condvar::new(), target, slots })
     }
 
-    /// Starts the thread that prepares.
+    /// Starts the thread that prepares. To be called within a tokio runtime.
     pub(crate) fn start(self: &Arc<Self>) -> io::Result<JoinHandle<()>> {
-        let pool = Arc::clone(self);
-        std::thread::Builder::new().name("osb-prepare".to_owned()).spawn(move || pool.run())
+        let (pool, runtime) = (Arc::clone(self), Handle::current());
+        std::thread::Builder::new().name("osb-prepare".to_owned()).spawn(move || pool.run(&runtime))
     }
 
     /// Announces a create.
@@ -103,14 +108,31 @@ impl Pool {
         Creating(Arc::clone(self))
     }
 
-    /// Takes a slot made ready for `image`, or waits until one has been made.
+    /// Takes a slot made ready for `image`, with a standby in it if possible, or waits until one has been made.
     pub(crate) async fn take(&self, image: &Arc<Image>) -> io::Result<Ready> {
+        self.take_by(image, VecDeque::pop_front).await
+    }
+
+    /// As [`Pool::take`], but without a standby.
+    pub(crate) async fn take_unbooted(&self, image: &Arc<Image>) -> io::Result<Ready> {
+        self.take_by(image, |stock| {
+            let at = stock.iter().position(|ready| ready.standby.is_none())?;
+            stock.remove(at)
+        })
+        .await
+    }
+
+    async fn take_by(
+        &self,
+        image: &Arc<Image>,
+        pick: impl FnOnce(&mut VecDeque<Ready>) -> Option<Ready> + Send,
+    ) -> io::Result<Ready> {
         let receiver = {
             let mut state = self.lock();
             if state.closed {
                 return Err(io::Error::other("the engine has been shut down"));
             }
-            if let Some(ready) = state.use_image(image).ready.pop_front() {
+            if let Some(ready) = pick(&mut state.use_image(image).ready) {
                 return Ok(ready);
             }
             let (answer, receiver) = oneshot::channel();
@@ -168,6 +190,29 @@ impl Pool {
         self.lock().images.get(image_id).map_or(0, |stock| stock.ready.len())
     }
 
+    /// Process ids of the inits that wait.
+    pub(crate) fn standby_pids(&self) -> Vec<i32> {
+        let state = self.lock();
+        let ready = state.images.values().flat_map(|stock| &stock.ready);
+        ready.filter_map(|ready| Some(ready.standby.as_ref()?.init.pid())).collect()
+    }
+
+    /// Ends the processes of all that is ready. Blocks until they are gone.
+    pub(crate) fn end_standbys(&self) {
+        let standbys: Vec<_> = {
+            let mut state = self.lock();
+            let ready = state.images.values_mut().flat_map(|stock| &mut stock.ready);
+            ready.filter_map(|ready| ready.standby.take()).collect()
+        };
+        // All at once, then one by one.
+        standbys.iter().for_each(Standby::kill);
+        for standby in standbys {
+            if !standby.end() {
+                tracing::error!("a prepared sandbox does not die and is left for the next start");
+            }
+        }
+    }
+
     /// Ends the thread. What it holds is removed by [`Pool::clear`].
     pub(crate) fn close(&self) {
         let mut state = self.lock();
@@ -192,7 +237,7 @@ impl Pool {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn run(&self) {
+    fn run(&self, runtime: &Handle) {
         crate::sys::thread_gives_way();
         let mut pause = FIRST_PAUSE;
         let mut pausing = false;
@@ -218,7 +263,7 @@ impl Pool {
                     };
                 }
             };
-            match self.work(job) {
+            match self.work(job, runtime) {
                 Ok(()) => pause = FIRST_PAUSE,
                 Err(error) => {
                     tracing::warn!(%error, "a sandbox cannot be prepared ahead; trying again later");
@@ -230,7 +275,7 @@ impl Pool {
     }
 
     /// Does one job. Errors of urgent ones go to those who asked.
-    fn work(&self, job: Job) -> io::Result<()> {
+    fn work(&self, job: Job, runtime: &Handle) -> io::Result<()> {
         match job {
             Job::Urgent(wanted, slot) => {
                 let result = self.prepare(slot, &wanted.image);
@@ -240,7 +285,10 @@ impl Pool {
                 }
                 Ok(())
             }
-            Job::Ahead(image, slot) => self.prepare(slot, &image).map(|ready| self.keep(ready)),
+            Job::Ahead(image, slot) => {
+                let ready = self.prepare(slot, &image)?;
+                runtime.block_on(self.boot(ready)).map(|ready| self.keep(ready))
+            }
             Job::Dismantle(ready) => {
                 let slot = self.maker.unready(ready);
                 self.give(slot);
@@ -278,6 +326,29 @@ impl Pool {
             self.give(slot);
             error
         })
+    }
+
+    /// Starts the processes that wait for an order.
+    async fn boot(&self, mut ready: Ready) -> io::Result<Ready> {
+        let shm = shm_bytes(self.maker.default_limits.memory_bytes);
+        match self.booter.boot(&mut ready, shm, &mut Vec::new()).await {
+            Ok(standby) => {
+                ready.standby = Some(standby);
+                Ok(ready)
+            }
+            Err(NotBooted::Unknown) => {
+                self.release(self.maker.destroy_ready(ready));
+                Err(io::Error::other("a spawner died"))
+            }
+            Err(NotBooted::Machine(action, error)) => {
+                self.give(self.maker.unready(ready));
+                Err(io::Error::new(error.kind(), format!("{action}: {error}")))
+            }
+            Err(NotBooted::Stage(step, errno)) => {
+                self.give(self.maker.unready(ready));
+                Err(io::Error::other(format!("{step}: {}", io::Error::from_raw_os_error(errno))))
+            }
+        }
     }
 
     fn make(&self) -> io::Result<Slot> {

@@ -18,6 +18,7 @@ use crate::helper::message::{Hello, Prepare, Prepared, RootSpec};
 use crate::helper::preparer::IDS;
 use crate::image::Image;
 use crate::net::{NetError, NetSlot, Network};
+use crate::standby::Standby;
 
 /// Files of a sandbox beside its layers.
 pub(crate) const ENDED_FILE: &str = "ended";
@@ -47,6 +48,8 @@ pub(crate) struct Ready {
     pub(crate) listener: UnixListener,
     pub(crate) ended: File,
     pub(crate) log: File,
+    /// Its init, once that has been started.
+    pub(crate) standby: Option<Standby>,
 }
 
 /// Makes slots and makes them ready. All calls block.
@@ -188,9 +191,16 @@ impl Maker {
     pub(crate) fn ready(&self, mut slot: Slot, image: &Arc<Image>) -> Result<Ready, Box<(Slot, io::Error)>> {
         let id = SandboxId::random();
         match self.fit(&mut slot, id, image) {
-            Ok((overlays, listener, ended, log)) => {
-                Ok(Ready { slot, id, image: Arc::clone(image), overlays, listener, ended, log })
-            }
+            Ok((overlays, listener, ended, log)) => Ok(Ready {
+                slot,
+                id,
+                image: Arc::clone(image),
+                overlays,
+                listener,
+                ended,
+                log,
+                standby: None,
+            }),
             Err(error) => {
                 let _ = crate::tree::remove(&self.dir(id));
                 let _ = std::fs::remove_file(self.socket(slot.index));
@@ -293,18 +303,39 @@ impl Maker {
         UnixListener::bind(path)
     }
 
-    /// Undoes [`Maker::ready`] for a sandbox that was not started, keeping the slot.
+    /// Undoes [`Maker::ready`] for a sandbox that had no order, keeping the slot.
     pub(crate) fn unready(&self, ready: Ready) -> Slot {
+        let Ready { mut slot, id, standby, .. } = ready;
+        if standby.as_ref().is_some_and(|standby| !standby.end()) {
+            tracing::error!(%id, "a prepared sandbox does not die; killing its group");
+            self.cgroups.kill(slot.index, &mut slot.cgroups);
+        }
+        self.remove_files(slot.index, id);
+        slot
+    }
+
+    /// Destroys a slot in which processes may be that we know nothing of. Gives its number.
+    pub(crate) fn destroy_ready(&self, ready: Ready) -> u32 {
         let Ready { slot, id, .. } = ready;
-        let _ = std::fs::remove_file(self.socket(slot.index));
+        let index = slot.index;
+        // Groups first: their removal kills.
+        self.destroy(slot);
+        self.remove_files(index, id);
+        index
+    }
+
+    fn remove_files(&self, index: u32, id: SandboxId) {
+        let _ = std::fs::remove_file(self.socket(index));
         if let Err(error) = crate::tree::remove(&self.dir(id)) {
             tracing::warn!(%id, %error, "a sandbox's directory cannot be removed");
         }
-        slot
     }
 
     /// Gives a prepared sandbox another id than the one it was prepared with.
     pub(crate) fn rename(&self, ready: &mut Ready, id: SandboxId) -> io::Result<()> {
+        if ready.id == id {
+            return Ok(());
+        }
         let dir = self.dir(id);
         if dir.exists() {
             return Err(io::ErrorKind::AlreadyExists.into());

@@ -15,12 +15,13 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
 use rustix::event::{PollFd, PollFlags, poll};
-use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
+use tokio::runtime::Runtime;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tower::Service as _;
 
-use crate::app::App;
+use crate::app::{App, Shared};
 use crate::process::watch;
 use crate::{command, files, http, metrics, proxy};
 
@@ -74,16 +75,52 @@ pub fn run(app: App, listeners: Vec<Listener>, stop: OwnedFd) -> io::Result<()> 
     if stopped_before_contact(&listeners, &stop)? {
         return Ok(());
     }
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_io()
-        .enable_time()
-        .max_blocking_threads(BLOCKING_THREADS)
-        .thread_keep_alive(THREAD_KEEP_ALIVE)
-        .build()?;
+    run_on(build()?, app, listeners, stop)
+}
+
+/// As [`run`], with a runtime from [`warm`].
+///
+/// # Errors
+/// The listeners cannot be watched.
+pub fn run_on(runtime: Runtime, app: App, listeners: Vec<Listener>, stop: OwnedFd) -> io::Result<()> {
     let result = runtime.block_on(serve(app, listeners, stop));
     // A blocking thread may hang on a dead file system; it must not keep the daemon.
     runtime.shutdown_background();
     result
+}
+
+/// A runtime that has served before: requests from nobody have gone the way that the first ones of a user will go.
+/// A forked process meets a page fault wherever it goes for the first time, and a virtual machine makes those dear.
+///
+/// # Errors
+/// The runtime cannot be built.
+pub fn warm() -> io::Result<Runtime> {
+    let runtime = build()?;
+    // A failure shows again, and is told, when somebody asks.
+    let _ = runtime.block_on(rehearse());
+    Ok(runtime)
+}
+
+async fn rehearse() -> io::Result<()> {
+    const PING: &str = "GET /ping HTTP/1.1\r\nhost: sandbox\r\n\r\n";
+    // There is no such program: everything is done but the exec.
+    const COMMAND: &str = "POST /command HTTP/1.1\r\nhost: sandbox\r\ncontent-type: application/json\r\n\
+        content-length: 18\r\nconnection: close\r\n\r\n{\"argv\":[\"/proc\"]}";
+    let (mut client, ours) = tokio::net::UnixStream::pair()?;
+    Server::new(App::new(Shared::default())).connection(ours, None);
+    client.write_all(PING.as_bytes()).await?;
+    client.write_all(COMMAND.as_bytes()).await?;
+    client.read_to_end(&mut Vec::with_capacity(4096)).await?;
+    Ok(())
+}
+
+fn build() -> io::Result<Runtime> {
+    tokio::runtime::Builder::new_current_thread()
+        .enable_io()
+        .enable_time()
+        .max_blocking_threads(BLOCKING_THREADS)
+        .thread_keep_alive(THREAD_KEEP_ALIVE)
+        .build()
 }
 
 fn stopped_before_contact(listeners: &[Listener], stop: &OwnedFd) -> io::Result<bool> {
@@ -101,12 +138,9 @@ fn stopped_before_contact(listeners: &[Listener], stop: &OwnedFd) -> io::Result<
 
 async fn serve(app: App, listeners: Vec<Listener>, stop: OwnedFd) -> io::Result<()> {
     let stop = watch::readable(stop).map_err(|(_, error)| error)?;
-    let router = router(app);
-    let ending = CancellationToken::new();
-    let connections = TaskTracker::new();
+    let all = Server::new(app);
     for listener in listeners {
-        let server =
-            Server { router: router.clone(), ending: ending.clone(), connections: connections.clone() };
+        let server = all.clone();
         match listener {
             Listener::Unix(listener) => {
                 listener.set_nonblocking(true)?;
@@ -126,14 +160,15 @@ async fn serve(app: App, listeners: Vec<Listener>, stop: OwnedFd) -> io::Result<
         }
     }
     let _ = stop.readable().await?;
-    ending.cancel();
-    connections.close();
+    all.ending.cancel();
+    all.connections.close();
     // What has not ended by then is cut off.
-    let _ = tokio::time::timeout(DRAIN, connections.wait()).await;
+    let _ = tokio::time::timeout(DRAIN, all.connections.wait()).await;
     Ok(())
 }
 
-/// What the connections of one listener share.
+/// What all connections share.
+#[derive(Clone)]
 struct Server {
     router: Router,
     ending: CancellationToken,
@@ -141,6 +176,10 @@ struct Server {
 }
 
 impl Server {
+    fn new(app: App) -> Self {
+        Self { router: router(app), ending: CancellationToken::new(), connections: TaskTracker::new() }
+    }
+
     async fn accept<S>(self, accept: impl AsyncFn() -> io::Result<(S, Option<SocketAddr>)>)
     where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,

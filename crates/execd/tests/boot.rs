@@ -5,15 +5,17 @@
 mod common;
 
 use std::fs::File;
-use std::io::{BufRead as _, BufReader, Seek as _, Write as _};
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::io::{IoSlice, Seek as _, Write as _};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd as _, AsRawFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::os::unix::process::CommandExt as _;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use common::{Client, Run, eventually, open_on, run_on};
-use osb_protocol::boot::{Boot, BootFds, Ended, LineEndings, Started, UsageFds};
+use osb_protocol::boot::{Boot, BootFds, Ended, LineEndings, Order, Started, UsageFds};
+use rustix::net::{RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use serde_json::json;
 
 struct Sandbox {
@@ -32,17 +34,8 @@ fn boot(entrypoint: &[&str]) -> Sandbox {
     boot_with(entrypoint, |_| {})
 }
 
-fn boot_with(entrypoint: &[&str], change: impl FnOnce(&mut Boot)) -> Sandbox {
-    let dir = tempfile::tempdir().unwrap();
-    let path = |name: &str| dir.path().join(name);
-    let listener = UnixListener::bind(path("socket")).unwrap();
-    let (started_read, started) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).unwrap();
-    let ended = File::create(path("ended")).unwrap();
-    let log = File::create_new(path("log")).unwrap();
-    let cgroup = File::create(path("cgroup")).unwrap();
-    std::fs::write(path("oom"), "low 0\noom_kill 2\n").unwrap();
-    let oom = File::open(path("oom")).unwrap();
-    let mut boot = Boot {
+fn boot_with(entrypoint: &[&str], change: impl FnOnce(&mut Order)) -> Sandbox {
+    let mut order = Order {
         sandbox_id: "00000000-0000-4000-8000-000000000000".to_owned(),
         entrypoint: entrypoint.iter().map(|&arg| arg.to_owned()).collect(),
         env: vec![
@@ -54,23 +47,50 @@ fn boot_with(entrypoint: &[&str], change: impl FnOnce(&mut Boot)) -> Sandbox {
         user: None,
         line_endings: LineEndings::Keep,
         access_token: None,
-        listen_tcp: false,
         memory_limit_bytes: None,
         cpu_limit_millis: None,
+    };
+    change(&mut order);
+    standby().order(&order)
+}
+
+/// A sandbox that has no order yet.
+struct Standby {
+    child: Child,
+    dir: tempfile::TempDir,
+    orders: OwnedFd,
+}
+
+fn standby() -> Standby {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name);
+    let listener = UnixListener::bind(path("socket")).unwrap();
+    let (orders, theirs) = rustix::net::socketpair(
+        rustix::net::AddressFamily::UNIX,
+        rustix::net::SocketType::SEQPACKET,
+        rustix::net::SocketFlags::CLOEXEC,
+        None,
+    )
+    .unwrap();
+    let ended = File::create(path("ended")).unwrap();
+    let log = File::create_new(path("log")).unwrap();
+    let cgroup = File::create(path("cgroup")).unwrap();
+    std::fs::write(path("oom"), "low 0\noom_kill 2\n").unwrap();
+    let oom = File::open(path("oom")).unwrap();
+    let boot = Boot {
+        listen_tcp: false,
         fds: BootFds {
             listen: listener.as_raw_fd(),
-            started: started.as_raw_fd(),
+            orders: theirs.as_raw_fd(),
             ended: ended.as_raw_fd(),
             log: log.as_raw_fd(),
             work_cgroup: vec![cgroup.as_raw_fd()],
             usage: UsageFds { oom_events: Some(oom.as_raw_fd()), ..UsageFds::default() },
         },
     };
-    change(&mut boot);
-    let mut document = tempfile::tempfile().unwrap();
-    document.write_all(&serde_json::to_vec(&boot).unwrap()).unwrap();
+    let document = document(&boot);
     let inherited: Vec<OwnedFd> =
-        vec![listener.into(), started, ended.into(), log.into(), cgroup.into(), oom.into()];
+        vec![listener.into(), theirs, ended.into(), log.into(), cgroup.into(), oom.into()];
     let numbers: Vec<i32> = inherited.iter().map(AsRawFd::as_raw_fd).chain([document.as_raw_fd()]).collect();
     let mut command = Command::new("unshare");
     command
@@ -89,10 +109,34 @@ fn boot_with(entrypoint: &[&str], change: impl FnOnce(&mut Boot)) -> Sandbox {
     }
     let child = command.spawn().unwrap();
     drop(inherited);
-    let mut line = String::new();
-    BufReader::new(File::from(started_read)).read_line(&mut line).unwrap();
-    let started = serde_json::from_str(&line).unwrap_or_else(|error| panic!("{line:?}: {error}"));
-    Sandbox { child, dir, started }
+    Standby { child, dir, orders }
+}
+
+fn document(content: &impl serde::Serialize) -> File {
+    let mut document = tempfile::tempfile().unwrap();
+    document.write_all(&serde_json::to_vec(content).unwrap()).unwrap();
+    document
+}
+
+impl Standby {
+    fn order(self, order: &Order) -> Sandbox {
+        let Self { child, dir, orders } = self;
+        let document = document(order);
+        let fds = [document.as_fd()];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        assert!(control.push(SendAncillaryMessage::ScmRights(&fds)));
+        sendmsg(&orders, &[IoSlice::new(&[0])], &mut control, SendFlags::NOSIGNAL).unwrap();
+        let mut text = [0; 4096];
+        let (len, _) = rustix::net::recv(&orders, &mut text[..], RecvFlags::empty()).unwrap();
+        let started = serde_json::from_slice(&text[..len]).unwrap();
+        assert_eq!(
+            rustix::net::recv(&orders, &mut text[..], RecvFlags::empty()).unwrap().0,
+            0,
+            "it hangs up"
+        );
+        Sandbox { child, dir, started }
+    }
 }
 
 impl Sandbox {
@@ -131,7 +175,7 @@ impl Sandbox {
         })
     }
 
-    /// Init forks it after it has told of the entrypoint.
+    /// The one that was forked ahead.
     fn first_daemon(&self) -> u32 {
         let deadline = std::time::Instant::now() + Duration::from_secs(10);
         loop {
@@ -198,7 +242,7 @@ fn an_entrypoint_that_cannot_be_executed_is_named() {
             assert!(message.contains(entrypoint[0]), "{message}");
             assert_eq!(sandbox.child.wait().unwrap().code(), Some(code));
         }
-        let sandbox = boot_with(&["true"], |boot| boot.user = Some("nobody-here".to_owned()));
+        let sandbox = boot_with(&["true"], |order| order.user = Some("nobody-here".to_owned()));
         assert!(
             matches!(&sandbox.started, Started::Failed { message, .. } if message.contains("nobody-here"))
         );
@@ -295,9 +339,9 @@ fn the_images_user_and_directory_are_used() {
     as_root(|| {
         let cwd = format!("/tmp/boot-test-{}/made", std::process::id());
         let cleanup = cwd.clone();
-        let sandbox = boot_with(&["sh", "-c", "id -u; id -G; pwd; exec sleep 1000"], |boot| {
-            boot.user = Some("65534:65534".to_owned());
-            boot.cwd = Some(cwd.clone());
+        let sandbox = boot_with(&["sh", "-c", "id -u; id -G; pwd; exec sleep 1000"], |order| {
+            order.user = Some("65534:65534".to_owned());
+            order.cwd = Some(cwd.clone());
         });
         eventually("the log", || sandbox.log().lines().count() == 3);
         assert_eq!(sandbox.log(), format!("65534\n65534\n{cleanup}\n"));
@@ -331,9 +375,10 @@ fn an_out_of_memory_kill_is_told() {
 fn idle_processes_wake_for_nothing() {
     as_root(|| {
         let sandbox = boot(&["sleep", "1000"]);
-        // The daemon has not been talked to: no runtime, one thread.
+        // The thread of the rehearsal leaves after a while.
         let daemon = sandbox.first_daemon();
-        assert_eq!(std::fs::read_dir(format!("/proc/{daemon}/task")).unwrap().count(), 1);
+        let threads = || std::fs::read_dir(format!("/proc/{daemon}/task")).unwrap().count();
+        eventually("a single thread", || threads() == 1);
         let switches = |pid: u32| {
             let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
             let line = status.lines().find(|line| line.starts_with("voluntary_ctxt")).unwrap().to_owned();
@@ -345,5 +390,42 @@ fn idle_processes_wake_for_nothing() {
         let before = (switches(sandbox.init()), switches(daemon));
         std::thread::sleep(Duration::from_secs(1));
         assert_eq!((switches(sandbox.init()), switches(daemon)), before);
+    });
+}
+
+#[test]
+fn a_standby_that_nobody_wants_leaves() {
+    as_root(|| {
+        let Standby { mut child, dir, orders } = standby();
+        std::thread::sleep(Duration::from_millis(100));
+        assert!(child.try_wait().unwrap().is_none(), "it waits");
+        drop(orders);
+        assert_eq!(child.wait().unwrap().code(), Some(0));
+        assert_eq!(std::fs::read(dir.path().join("ended")).unwrap(), b"", "nothing ended that had begun");
+    });
+}
+
+#[test]
+fn a_daemon_that_dies_before_the_order_is_started_again() {
+    as_root(|| {
+        let standby = standby();
+        let init = || Sandbox::children_of(standby.child.id()).first().copied();
+        eventually("the daemon", || init().is_some_and(|init| !Sandbox::children_of(init).is_empty()));
+        let init = init().unwrap();
+        let old = Sandbox::children_of(init)[0];
+        kill(old, libc::SIGKILL);
+        eventually("its successor", || Sandbox::children_of(init).first().is_some_and(|pid| *pid != old));
+        let sandbox = standby.order(&Order {
+            sandbox_id: String::new(),
+            entrypoint: vec!["sleep".to_owned(), "1000".to_owned()],
+            env: vec![("PATH".to_owned(), "/usr/bin:/bin".to_owned())],
+            cwd: None,
+            user: None,
+            line_endings: LineEndings::Keep,
+            access_token: None,
+            memory_limit_bytes: None,
+            cpu_limit_millis: None,
+        });
+        assert_eq!(sandbox.run("echo here").check().stdout(), "here\n");
     });
 }

@@ -1,12 +1,24 @@
-//! What the engine hands to `execd` when it starts a sandbox: one JSON document in an inherited, sealed
-//! descriptor (`execd --boot-fd N`), and the two descriptors `execd` answers through. Both ends are built
-//! together, so this may change with every release.
+//! What the engine hands to `execd` when it makes a sandbox. Both ends are built together, so this may change with
+//! every release.
+//!
+//! It comes in two parts, since the engine starts sandboxes before anybody asks for one: `execd --boot-fd N` reads a
+//! [`Boot`] from that descriptor, gets everything going that is the same for every sandbox, and waits on the socket
+//! [`BootFds::orders`] for its [`Order`].
 
 use serde::{Deserialize, Serialize};
 
-/// Everything PID 1 of a sandbox needs to know.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+/// What PID 1 knows from the start.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Boot {
+    /// Also listen on TCP 44772 of every address inside the sandbox.
+    pub listen_tcp: bool,
+    /// Inherited descriptors, by number.
+    pub fds: BootFds,
+}
+
+/// What the sandbox shall be. Sent once.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Order {
     /// The sandbox's id; also in `env` as `OPENSANDBOX_ID`.
     pub sandbox_id: String,
     /// Program and arguments, run as they are. Never empty.
@@ -22,14 +34,10 @@ pub struct Boot {
     pub line_endings: LineEndings,
     /// Value that API requests must carry in `X-EXECD-ACCESS-TOKEN`, when set.
     pub access_token: Option<String>,
-    /// Also listen on TCP 44772 of every address inside the sandbox.
-    pub listen_tcp: bool,
     /// Memory limit of the work, for `/metrics`.
     pub memory_limit_bytes: Option<u64>,
     /// CPU limit in thousandths of a core, for `/metrics`.
     pub cpu_limit_millis: Option<u64>,
-    /// Inherited descriptors, by number.
-    pub fds: BootFds,
 }
 
 /// Descriptor numbers in the started process. All are closed on exec by `execd` before it runs anything.
@@ -37,8 +45,10 @@ pub struct Boot {
 pub struct BootFds {
     /// Listening Unix stream socket that only the server can reach. Connections may already be queued.
     pub listen: i32,
-    /// Write end of a pipe. Init writes exactly one [`Started`] as a JSON line, then closes it.
-    pub started: i32,
+    /// Connected `SEQPACKET` socket. The engine sends one message with the descriptor of an [`Order`]'s document
+    /// beside it; init answers exactly one [`Started`] as JSON and closes it. An end without a message means that
+    /// nobody wants the sandbox any more, and init ends.
+    pub orders: i32,
     /// Host-side file, opened for writing. Init writes exactly one [`Ended`] as a JSON line, just before it exits.
     pub ended: i32,
     /// Host-side file that keeps the entrypoint's output; `execd` bounds it to [`ENTRYPOINT_LOG_BYTES`].

@@ -1,12 +1,14 @@
 //! PID 1 of the tests' sandboxes: the least that speaks the boot protocol.
 
 use std::fs::File;
-use std::io::{Read, Write};
+use std::io::{IoSliceMut, Read, Seek, Write};
+use std::mem::MaybeUninit;
 use std::os::fd::{FromRawFd, OwnedFd};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Command, ExitCode};
 
-use osb_protocol::boot::{Boot, Ended, Started};
+use osb_protocol::boot::{Boot, Ended, Order, Started};
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlags, recvmsg};
 
 fn own(number: i32) -> File {
     // SAFETY: the engine passed the descriptor, and each number is taken once.
@@ -15,11 +17,31 @@ fn own(number: i32) -> File {
     fd.into()
 }
 
+/// The order, or `None` when nobody wants the sandbox.
+fn order(orders: &File) -> Option<Order> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let mut byte = [0];
+    recvmsg(orders, &mut [IoSliceMut::new(&mut byte)], &mut control, RecvFlags::CMSG_CLOEXEC).ok()?;
+    let mut document = control.drain().find_map(|part| match part {
+        RecvAncillaryMessage::ScmRights(mut fds) => fds.next().map(File::from),
+        _ => None,
+    })?;
+    document.rewind().unwrap();
+    Some(serde_json::from_reader(document).expect("an order"))
+}
+
+fn answer(orders: &File, started: &Started) {
+    rustix::net::send(orders, &serde_json::to_vec(started).unwrap(), SendFlags::empty()).unwrap();
+}
+
 pub(crate) fn main(number: &str) -> ExitCode {
     let mut text = Vec::new();
-    own(number.parse().unwrap()).read_to_end(&mut text).expect("the boot document");
+    let mut document = own(number.parse().unwrap());
+    document.rewind().unwrap();
+    document.read_to_end(&mut text).expect("the boot document");
     let boot: Boot = serde_json::from_slice(&text).expect("a boot document");
-    let mut started = own(boot.fds.started);
+    let orders = own(boot.fds.orders);
     let mut ended = own(boot.fds.ended);
     let log = own(boot.fds.log);
     let _listener = own(boot.fds.listen);
@@ -32,12 +54,13 @@ pub(crate) fn main(number: &str) -> ExitCode {
             .map(own)
             .collect();
 
-    let mut command = Command::new(&boot.entrypoint[0]);
+    let Some(order) = order(&orders) else { return ExitCode::SUCCESS };
+    let mut command = Command::new(&order.entrypoint[0]);
     command
-        .args(&boot.entrypoint[1..])
+        .args(&order.entrypoint[1..])
         .env_clear()
-        .envs(boot.env)
-        .current_dir(boot.cwd.as_deref().unwrap_or("/"));
+        .envs(order.env)
+        .current_dir(order.cwd.as_deref().unwrap_or("/"));
     command.stdout(log.try_clone().unwrap()).stderr(log);
     // SAFETY: only writes to open descriptors.
     unsafe {
@@ -47,13 +70,13 @@ pub(crate) fn main(number: &str) -> ExitCode {
         Ok(child) => child,
         Err(error) => {
             let failed = Started::Failed { errno: error.raw_os_error(), message: error.to_string() };
-            writeln!(started, "{}", serde_json::to_string(&failed).unwrap()).unwrap();
+            answer(&orders, &failed);
             return ExitCode::FAILURE;
         }
     };
     let running = Started::Running { pid: child.id().cast_signed() };
-    writeln!(started, "{}", serde_json::to_string(&running).unwrap()).unwrap();
-    drop(started);
+    answer(&orders, &running);
+    drop(orders);
     let status = child.wait().unwrap();
     let exit_code = status.code().or_else(|| status.signal().map(|signal| 128 + signal)).unwrap();
     let word = Ended { exit_code, signal: status.signal(), oom_kills: None };

@@ -173,7 +173,7 @@ fn life_nothing_grows_over_200_sandboxes() {
             assert!(after.0 <= before.0 + 120, "descriptors: {before:?} → {after:?}");
             assert!(after.2 <= 4 + 4 + 8, "groups: {after:?}");
             assert_eq!((before.1, &before.3), (after.1, &after.3));
-            assert_eq!(crate::support::processes(&name), Vec::<u32>::new());
+            assert_eq!(bed.in_sandboxes(), Vec::<u32>::new());
             bed
         },
     );
@@ -185,15 +185,14 @@ fn life_delete_is_quick_and_complete() {
         async |bed| {
             let image = empty_image();
             let created = bed.engine.create(inside(&image, &["forks", "100"])).await.unwrap();
-            let name = format!("opensandbox-{}", bed.engine.instance());
-            until("100 processes run", || crate::support::processes(&name).len() >= 100).await;
+            until("100 processes run", || bed.in_sandboxes().len() >= 100).await;
             let begin = Instant::now();
             bed.engine.delete(created.id);
             let call = begin.elapsed();
             assert!(matches!(bed.engine.connect_execd(created.id).await, Err(ConnectError::NotRunning)));
             bed.engine.settled().await;
             let gone = begin.elapsed();
-            assert_eq!(crate::support::processes(&name), Vec::<u32>::new());
+            assert_eq!(bed.in_sandboxes(), Vec::<u32>::new());
             println!("  delete: call {call:?}, all gone {gone:?}");
             assert!(
                 call < Duration::from_millis(20) && gone < Duration::from_millis(500),

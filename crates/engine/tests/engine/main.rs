@@ -13,6 +13,7 @@ mod inside;
 mod life;
 mod limits;
 mod restart;
+mod standby;
 mod support;
 
 use std::process::ExitCode;
@@ -33,7 +34,7 @@ type Test = (&'static str, fn());
 
 fn run(args: &[String]) -> ExitCode {
     let tests: Vec<Test> =
-        [life::TESTS, escape::TESTS, limits::TESTS, restart::TESTS, images::TESTS].concat();
+        [life::TESTS, escape::TESTS, limits::TESTS, restart::TESTS, images::TESTS, standby::TESTS].concat();
     if args.iter().any(|arg| arg == "--list") {
         for (name, _) in &tests {
             println!("{name}: test");

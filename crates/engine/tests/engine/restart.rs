@@ -53,9 +53,7 @@ fn restart_helpers_are_replaced() {
                 bed.engine.settled().await;
                 assert_eq!(bed.engine.running(), [survivor.id]);
             }
-            let name = format!("opensandbox-{}", bed.engine.instance());
-            until("only the survivor's processes are left", || crate::support::processes(&name).len() == 2)
-                .await;
+            until("only the survivor's processes are left", || bed.in_sandboxes().len() == 2).await;
             bed
         },
     );

@@ -122,6 +122,14 @@ pub(crate) fn inside(image: &Arc<Image>, args: &[&str]) -> CreateParams {
 }
 
 impl Bed {
+    /// Processes of sandboxes that were asked for.
+    pub(crate) fn in_sandboxes(&self) -> Vec<u32> {
+        let mut found = processes(&format!("opensandbox-{}", self.engine.instance()));
+        let standbys = self.engine.standby_pids();
+        found.retain(|pid| !standbys.contains(&pid.cast_signed()));
+        found
+    }
+
     /// Waits for a sandbox's end; the exit code and the log.
     pub(crate) async fn end_of(&mut self, id: SandboxId) -> (osb_engine::Ended, String) {
         loop {

@@ -1,12 +1,13 @@
-//! The daemon beside init: forked, and forked again when it dies.
+//! The daemon beside init: forked ahead of the order, and forked again when it dies.
 
 use std::io::{self, Write as _};
-use std::os::fd::RawFd;
+use std::os::fd::{OwnedFd, RawFd};
 use std::time::{Duration, Instant};
 
-use osb_protocol::boot::Boot;
+use osb_protocol::boot::{BootFds, Order};
 use rustix::process::Signal;
 
+use super::orders::Orders;
 use crate::app::{App, Limits, Shared};
 use crate::serve::{self, Listener};
 use crate::{log, start};
@@ -19,7 +20,10 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
 /// Init's view of the daemon.
 pub(super) struct Daemon {
-    boot: Boot,
+    fds: BootFds,
+    order: Option<Order>,
+    /// To a daemon that was forked before the order came.
+    waiting: Option<Orders>,
     /// Held here too, so that connections wait while there is no daemon.
     listeners: Vec<Listener>,
     pid: Option<i32>,
@@ -31,10 +35,12 @@ pub(super) struct Daemon {
 
 impl Daemon {
     /// The first start is due at once.
-    pub(super) fn new(boot: Boot, listeners: Vec<Listener>) -> Self {
+    pub(super) fn new(fds: BootFds, listeners: Vec<Listener>) -> Self {
         let now = Instant::now();
         Self {
-            boot,
+            fds,
+            order: None,
+            waiting: None,
             listeners,
             pid: None,
             started: now,
@@ -44,8 +50,16 @@ impl Daemon {
         }
     }
 
-    pub(super) fn boot(&self) -> &Boot {
-        &self.boot
+    pub(super) fn fds(&self) -> &BootFds {
+        &self.fds
+    }
+
+    /// Says what the sandbox is: to a daemon that waits, and to those forked from now on.
+    pub(super) fn order(&mut self, order: Order, document: OwnedFd) {
+        self.order = Some(order);
+        if let Some(waiting) = self.waiting.take() {
+            waiting.pass_on(&document);
+        }
     }
 
     /// When the next start is due.
@@ -59,6 +73,7 @@ impl Daemon {
             return;
         }
         self.pid = None;
+        self.waiting = None;
         if self.started.elapsed() >= SETTLED {
             self.quick_deaths = 0;
         }
@@ -97,6 +112,10 @@ impl Daemon {
     }
 
     fn fork(&mut self, private: &[RawFd]) -> io::Result<()> {
+        let (ours, theirs) = match self.order {
+            None => Orders::pair().map(|(ours, theirs)| (Some(ours), Some(theirs)))?,
+            Some(_) => (None, None),
+        };
         // SAFETY: init has one thread, so the child finds every lock free and every structure whole.
         match unsafe { libc::fork() } {
             -1 => Err(io::Error::last_os_error()),
@@ -105,8 +124,9 @@ impl Daemon {
                     // SAFETY: copies of init's descriptors; nothing in the child uses them.
                     unsafe { libc::close(fd) };
                 }
+                drop(ours);
                 let listeners = std::mem::take(&mut self.listeners);
-                std::process::exit(match run(&self.boot, listeners) {
+                std::process::exit(match run(&self.fds, self.order.take(), theirs, listeners) {
                     Ok(()) => 0,
                     Err(error) => {
                         let _ = writeln!(io::stderr(), "execd: {error}");
@@ -116,6 +136,7 @@ impl Daemon {
             }
             pid => {
                 self.pid = Some(pid);
+                self.waiting = ours;
                 self.started = Instant::now();
                 Ok(())
             }
@@ -123,27 +144,46 @@ impl Daemon {
     }
 }
 
-/// The daemon's process.
-fn run(boot: &Boot, listeners: Vec<Listener>) -> io::Result<()> {
+/// The daemon's process. It has the order, or gets it from `orders`.
+fn run(
+    fds: &BootFds,
+    order: Option<Order>,
+    orders: Option<Orders>,
+    listeners: Vec<Listener>,
+) -> io::Result<()> {
     rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
-    let fds = &boot.fds;
     let stop = start::signal_descriptor(&[libc::SIGTERM])?;
     let stderr = rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stderr(), 3)?;
     log::install(log::level(4), None, stderr.into())?;
-    let env = boot.env.iter().map(|(name, value)| (name.into(), value.into()));
+    let mut runtime = None;
+    let order = match (order, orders) {
+        (Some(order), _) => order,
+        (None, Some(orders)) => {
+            runtime = Some(serve::warm()?);
+            match orders.take()? {
+                Some((order, _)) => order,
+                None => return Ok(()),
+            }
+        }
+        (None, None) => return Err(io::Error::other("a daemon without an order")),
+    };
+    let env = order.env.into_iter().map(|(name, value)| (name.into(), value.into()));
     let app = App::new(Shared {
         env: env.filter(|(name, _): &(std::ffi::OsString, _)| !start::is_private(name)).collect(),
-        access_token: boot.access_token.clone(),
-        user: boot.user.clone(),
-        cwd: boot.cwd.clone().filter(|cwd| !cwd.is_empty()).map_or_else(|| "/".into(), Into::into),
-        line_endings: boot.line_endings,
+        access_token: order.access_token,
+        user: order.user,
+        cwd: order.cwd.filter(|cwd| !cwd.is_empty()).map_or_else(|| "/".into(), Into::into),
+        line_endings: order.line_endings,
         limits: Limits {
-            memory_bytes: boot.memory_limit_bytes,
-            cpu_millis: boot.cpu_limit_millis,
+            memory_bytes: order.memory_limit_bytes,
+            cpu_millis: order.cpu_limit_millis,
             usage: fds.usage.clone(),
             work_cgroup: fds.work_cgroup.clone(),
         },
         ..Shared::default()
     });
-    serve::run(app, listeners, stop)
+    match runtime {
+        Some(runtime) => serve::run_on(runtime, app, listeners, stop),
+        None => serve::run(app, listeners, stop),
+    }
 }

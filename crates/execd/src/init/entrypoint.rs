@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::ffi::{CString, OsStr};
 use std::os::fd::{AsFd as _, OwnedFd};
 
-use osb_protocol::boot::Boot;
+use osb_protocol::boot::{BootFds, Order};
 
 use crate::accounts::Accounts;
 use crate::command::prepare::{DEFAULT_PATH, candidates};
@@ -17,23 +17,34 @@ const SECRET: &str = "EXECD_ACCESS_TOKEN";
 ///
 /// # Errors
 /// It cannot be executed; the message names it.
-pub(super) fn start(boot: &Boot) -> Result<(i32, OwnedFd), SpawnError> {
-    let program = program(boot)?;
+pub(super) fn start(order: &Order, fds: &BootFds) -> Result<(i32, OwnedFd), SpawnError> {
+    let program = program(order)?;
     let null = std::fs::File::open("/dev/null").map_err(|error| failed("open /dev/null", &error))?;
     let (read, write) = crate::command::pipe::pair().map_err(|error| failed("make a pipe", &error))?;
     let stdio = Stdio { stdin: null.as_fd(), stdout: write.as_fd(), stderr: write.as_fd() };
-    let spawned = spawn::spawn(&program, stdio, &boot.fds.work_cgroup)?;
+    let spawned = spawn::spawn(&program, stdio, &fds.work_cgroup)?;
     Ok((spawned.pid, read))
 }
 
-fn program(boot: &Boot) -> Result<Program, SpawnError> {
+/// Goes the way of [`start`] with a program that cannot be executed, so that nothing on it is done for the first time
+/// when somebody waits. See [`crate::serve::warm`].
+pub(super) fn rehearse() {
+    const ORDER: &str = r#"{"sandbox_id":"","entrypoint":["/proc"],"env":[["PATH","/bin"],["LANG","C.UTF-8"]],
+        "line_endings":"keep"}"#;
+    if let Ok(order) = serde_json::from_str(ORDER) {
+        // Fails as it should.
+        let _ = start(&order, &BootFds::default());
+    }
+}
+
+fn program(order: &Order) -> Result<Program, SpawnError> {
     let accounts = Accounts::read();
     let identity = accounts
-        .resolve(boot.user.as_deref().unwrap_or_default())
+        .resolve(order.user.as_deref().unwrap_or_default())
         .map_err(|error| SpawnError { errno: 0, message: format!("the user of the image: {error}") })?;
 
     let mut env: BTreeMap<&str, &str> =
-        boot.env.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
+        order.env.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
     env.remove(SECRET);
     env.entry("HOME").or_insert(&identity.home);
     if let Some(name) = &identity.name {
@@ -41,10 +52,10 @@ fn program(boot: &Boot) -> Result<Program, SpawnError> {
     }
     let path = *env.entry("PATH").or_insert(DEFAULT_PATH);
 
-    let cwd = boot.cwd.as_deref().filter(|cwd| !cwd.is_empty()).unwrap_or("/");
+    let cwd = order.cwd.as_deref().filter(|cwd| !cwd.is_empty()).unwrap_or("/");
     std::fs::create_dir_all(cwd).map_err(|error| failed(&format!("make the directory {cwd:?}"), &error))?;
 
-    let name = boot.entrypoint.first().filter(|name| !name.is_empty()).ok_or_else(|| SpawnError {
+    let name = order.entrypoint.first().filter(|name| !name.is_empty()).ok_or_else(|| SpawnError {
         errno: libc::EINVAL,
         message: "the entrypoint is empty; name a program".to_owned(),
     })?;
@@ -54,7 +65,7 @@ fn program(boot: &Boot) -> Result<Program, SpawnError> {
             .into_iter()
             .map(|path| c_string(path.to_string_lossy().into_owned()))
             .collect::<Result<_, _>>()?,
-        argv: boot.entrypoint.iter().cloned().map(c_string).collect::<Result<_, _>>()?,
+        argv: order.entrypoint.iter().cloned().map(c_string).collect::<Result<_, _>>()?,
         env: env
             .iter()
             .filter(|(name, _)| !name.is_empty() && !name.contains('='))

@@ -1,20 +1,22 @@
 //! PID 1 of a sandbox of the embedded engine.
 //!
 //! The process forks once, before any runtime or thread: the child is the daemon, the parent stays here, small and
-//! asleep. It starts the entrypoint, keeps its newest output, reaps every orphan, passes signals on, starts the
-//! daemon again when it dies, and leaves word of the end. It wakes for events only.
+//! asleep. Both are started before anybody has asked for the sandbox and wait for its order. Then init starts the
+//! entrypoint, keeps its newest output, reaps every orphan, passes signals on, starts the daemon again when it dies,
+//! and leaves word of the end. It wakes for events only.
 
 mod daemon;
 mod entrypoint;
 mod log_file;
+mod orders;
 
 use std::fs::File;
 use std::io::{self, Write as _};
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixListener;
 use std::time::{Duration, Instant};
 
-use osb_protocol::boot::{Boot, Ended, Started};
+use osb_protocol::boot::{Boot, Ended, Order, Started};
 use osb_protocol::execd::EXECD_PORT;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -24,6 +26,7 @@ use crate::serve::Listener;
 use crate::{listen, start, usage};
 use daemon::Daemon;
 use log_file::LogFile;
+use orders::Orders;
 
 /// Signals that go on to the entrypoint's process group.
 const FORWARDED: [i32; 7] =
@@ -44,18 +47,18 @@ pub fn boot(fd: i32) -> io::Result<()> {
         // Only in tests and by hand: orphans come here in a PID namespace of ours by themselves.
         rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;
     }
-    let fds = &boot.fds;
+    let Boot { listen_tcp, fds } = boot;
     // SAFETY: the document names descriptors that were inherited for this process alone; each is owned once.
-    let (listener, started, ended, log) = unsafe {
+    let (listener, orders, ended, log) = unsafe {
         (
             Listener::Unix(UnixListener::from_raw_fd(fds.listen)),
-            File::from_raw_fd(fds.started),
+            Orders::new(OwnedFd::from_raw_fd(fds.orders)),
             File::from_raw_fd(fds.ended),
             LogFile::new(File::from_raw_fd(fds.log)),
         )
     };
     let mut listeners = vec![listener];
-    if boot.listen_tcp {
+    if listen_tcp {
         // The Unix socket still serves when the port cannot be had.
         match listen::tcp(EXECD_PORT) {
             Ok(tcp) => listeners.push(Listener::Tcp(tcp)),
@@ -64,29 +67,28 @@ pub fn boot(fd: i32) -> io::Result<()> {
     }
     // Blocked before the fork, so that nothing is lost between; the daemon sets its own.
     let signals = start::signal_descriptor(&[&FORWARDED[..], &[libc::SIGCHLD]].concat())?;
-    let daemon = Daemon::new(boot, listeners);
+    let daemon = Daemon::new(fds, listeners);
     let mut init =
         Init { daemon, log, ended, signals, output: None, entrypoint: 0, kill_at: None, in_own_namespace };
-    // The entrypoint first: the create is answered as soon as it has been executed, and the daemon is forked while the
-    // answer travels.
-    match entrypoint::start(init.daemon.boot()) {
+    init.start_daemon(&[orders.as_raw_fd()]);
+    entrypoint::rehearse();
+    let (order, document) = init.wait_for(&orders)?;
+    // The entrypoint first: the create is answered as soon as it has been executed.
+    match entrypoint::start(&order, init.daemon.fds()) {
         Ok((pid, output)) => {
             init.entrypoint = pid;
             init.output = Some(output);
-            tell(&started, &Started::Running { pid });
+            orders.answer(&Started::Running { pid });
         }
         Err(error) => {
-            tell(
-                &started,
-                &Started::Failed {
-                    errno: Some(error.errno).filter(|errno| *errno != 0),
-                    message: error.message,
-                },
-            );
+            orders.answer(&Started::Failed {
+                errno: Some(error.errno).filter(|errno| *errno != 0),
+                message: error.message,
+            });
             std::process::exit(if error.errno == libc::ENOENT { 127 } else { 126 });
         }
     }
-    drop(started);
+    init.daemon.order(order, document);
     init.run()
 }
 
@@ -97,21 +99,7 @@ fn read_document(fd: i32) -> io::Result<Boot> {
     }
     // SAFETY: the number was inherited for this purpose; a wrong one gives an error when read.
     let file = unsafe { OwnedFd::from_raw_fd(fd) };
-    let mut text = Vec::new();
-    let mut piece = [0u8; 4096];
-    loop {
-        // By offset: whoever wrote the document has left the file's position at its end.
-        match rustix::io::pread(&file, &mut piece, text.len() as u64) {
-            Ok(0) => break,
-            Ok(length) => text.extend_from_slice(&piece[..length]),
-            Err(Errno::INTR) => {}
-            Err(error) => {
-                return Err(io::Error::other(format!("--boot-fd: the document cannot be read: {error}")));
-            }
-        }
-    }
-    serde_json::from_slice(&text)
-        .map_err(|error| io::Error::other(format!("--boot-fd: the document is not understood: {error}")))
+    orders::read(&file).map_err(|error| io::Error::other(format!("--boot-fd: {error}")))
 }
 
 /// Writes one line. The reader may have gone, which is its own affair.
@@ -136,15 +124,36 @@ struct Init {
 }
 
 impl Init {
+    /// Sleeps until the order comes. Does not return when nobody wants the sandbox.
+    fn wait_for(&mut self, orders: &Orders) -> io::Result<(Order, OwnedFd)> {
+        loop {
+            self.start_daemon(&[orders.as_raw_fd()]);
+            let (asked, signalled) = {
+                let mut fds = [PollFd::new(orders, PollFlags::IN), PollFd::new(&self.signals, PollFlags::IN)];
+                // An interruption or a failure looks like a time-out: everything is looked at again.
+                let _ = poll(&mut fds, self.timeout().as_ref());
+                (!fds[0].revents().is_empty(), !fds[1].revents().is_empty())
+            };
+            if signalled {
+                self.take_signals();
+                if self.kill_at.is_some() {
+                    std::process::exit(0);
+                }
+            }
+            if asked {
+                return match orders.take() {
+                    Ok(Some(order)) => Ok(order),
+                    Ok(None) => std::process::exit(0),
+                    Err(error) => Err(error),
+                };
+            }
+        }
+    }
+
     fn run(mut self) -> ! {
         loop {
-            self.start_daemon();
-            let timeout = [self.kill_at, self.daemon.start_at()]
-                .into_iter()
-                .flatten()
-                .min()
-                .map(|at| at.saturating_duration_since(Instant::now()))
-                .and_then(|left| Timespec::try_from(left).ok());
+            self.start_daemon(&[]);
+            let timeout = self.timeout();
             let (signalled, written) = {
                 let mut fds = vec![PollFd::new(&self.signals, PollFlags::IN)];
                 fds.extend(self.output.as_ref().map(|output| PollFd::new(output, PollFlags::IN)));
@@ -165,8 +174,16 @@ impl Init {
         }
     }
 
-    fn start_daemon(&mut self) {
+    /// Time left until something is to be done.
+    fn timeout(&self) -> Option<Timespec> {
+        let next = [self.kill_at, self.daemon.start_at()].into_iter().flatten().min()?;
+        Timespec::try_from(next.saturating_duration_since(Instant::now())).ok()
+    }
+
+    /// `others` are descriptors of init's beside those it always has.
+    fn start_daemon(&mut self, others: &[RawFd]) {
         let mut private = vec![self.signals.as_raw_fd(), self.ended.as_raw_fd(), self.log.as_raw_fd()];
+        private.extend(others);
         private.extend(self.output.as_ref().map(AsRawFd::as_raw_fd));
         self.daemon.start_if_due(&private);
     }
@@ -236,7 +253,7 @@ impl Init {
     /// The entrypoint has ended, and with it the sandbox.
     fn finish(&mut self, end: Exit) -> ! {
         self.keep_output();
-        let oom_kills = self.daemon.boot().fds.usage.oom_events.and_then(usage::oom_kills);
+        let oom_kills = self.daemon.fds().usage.oom_events.and_then(usage::oom_kills);
         tell(&self.ended, &Ended { exit_code: end.code(), signal: end.signal(), oom_kills });
         self.daemon.kill();
         std::process::exit(end.code())
