@@ -44,6 +44,7 @@ fn boot_with(entrypoint: &[&str], change: impl FnOnce(&mut Order)) -> Sandbox {
             ("JUPYTER_TOKEN".to_owned(), "notebook".to_owned()),
         ],
         cwd: None,
+        volumes: Vec::new(),
         user: None,
         line_endings: LineEndings::Keep,
         access_token: None,
@@ -250,6 +251,20 @@ fn an_entrypoint_that_cannot_be_executed_is_named() {
 }
 
 #[test]
+fn an_image_without_tail_is_kept_alive_all_the_same() {
+    as_root(|| {
+        let without_tail = |order: &mut Order| order.env[0].1 = "/var/empty".to_owned();
+        let sandbox = boot_with(&["tail", "-f", "/dev/null"], without_tail);
+        let Started::Running { pid } = sandbox.started else { panic!("{:?}", sandbox.started) };
+        let run = sandbox.run(&format!("PATH=/bin:/usr/bin; tr '\\0' ' ' < /proc/{pid}/cmdline"));
+        assert_eq!(run.stdout(), "execd --idle ");
+        // Another program that is missing is still missed.
+        let other = boot_with(&["tail", "-f", "/dev/zero"], without_tail);
+        assert!(matches!(other.started, Started::Failed { .. }), "{:?}", other.started);
+    });
+}
+
+#[test]
 fn signals_reach_the_entrypoint() {
     as_root(|| {
         let script = "trap 'echo one' USR1; trap 'echo bye; exit 3' TERM; echo ready; \
@@ -335,17 +350,19 @@ fn orphans_are_reaped() {
 }
 
 #[test]
-fn the_images_user_and_directory_are_used() {
+fn the_images_user_and_directories_are_used() {
     as_root(|| {
         let cwd = format!("/tmp/boot-test-{}/made", std::process::id());
         let cleanup = cwd.clone();
         let sandbox = boot_with(&["sh", "-c", "id -u; id -G; pwd; exec sleep 1000"], |order| {
             order.user = Some("65534:65534".to_owned());
             order.cwd = Some(cwd.clone());
+            order.volumes = vec![format!("{cwd}/../data/deep"), "/dev/null/never".to_owned()];
         });
         eventually("the log", || sandbox.log().lines().count() == 3);
         assert_eq!(sandbox.log(), format!("65534\n65534\n{cleanup}\n"));
         assert_eq!(sandbox.run("id -u; pwd").stdout(), format!("65534\n{cleanup}\n"));
+        assert_eq!(sandbox.run(&format!("ls -A {cleanup}/../data")).stdout(), "deep\n");
         let root = run_on(sandbox.connect(), json!({ "command": "id -u", "uid": 0 }));
         assert_eq!(root.stdout(), "0\n");
         std::fs::remove_dir_all(std::path::Path::new(&cleanup).parent().unwrap()).unwrap();
@@ -420,6 +437,7 @@ fn a_daemon_that_dies_before_the_order_is_started_again() {
             entrypoint: vec!["sleep".to_owned(), "1000".to_owned()],
             env: vec![("PATH".to_owned(), "/usr/bin:/bin".to_owned())],
             cwd: None,
+            volumes: Vec::new(),
             user: None,
             line_endings: LineEndings::Keep,
             access_token: None,

@@ -28,6 +28,8 @@ pub struct Order {
     pub env: Vec<(String, String)>,
     /// Working directory of the image; made when absent. `None` is `/`.
     pub cwd: Option<String>,
+    /// Directories that the image means for data; made when absent.
+    pub volumes: Vec<String>,
     /// The image's user as its configuration spells it (`uid`, `uid:gid`, `name`, `name:group`); `None` is root.
     pub user: Option<String>,
     /// How line ends of command output are sent.

@@ -16,6 +16,9 @@ use crate::files::path::{Requested, Surroundings};
 use crate::http::ApiError;
 use crate::process::spawn::Program;
 
+/// Longest argument that Linux passes on to a program, without the NUL byte at its end.
+const LONGEST_ARGUMENT: usize = (128 << 10) - 1;
+
 /// Where programs are looked for when the environment does not say.
 pub const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
@@ -118,7 +121,7 @@ impl Checked {
         let (candidates, argv) = match &self.what {
             What::Shell(command) => {
                 let (path, name) = shell(env.path());
-                (vec![path], vec![name.to_owned(), "-c".to_owned(), command.clone()])
+                (vec![path], script(name, command))
             }
             What::Argv(argv) => (candidates(&argv[0], env.path()), argv.clone()),
         };
@@ -226,6 +229,27 @@ impl Surroundings for Place<'_> {
     }
 }
 
+/// Arguments by which the shell `name` runs `command`. One that is too long for an argument goes in pieces, which
+/// the shell puts together and takes off its positional parameters again.
+fn script(name: &str, command: &str) -> Vec<String> {
+    let mut argv = vec![name.to_owned(), "-c".to_owned()];
+    if command.len() <= LONGEST_ARGUMENT {
+        argv.push(command.to_owned());
+        return argv;
+    }
+    let mut pieces = Vec::new();
+    let mut rest = command;
+    while !rest.is_empty() {
+        let (piece, later) = rest.split_at(rest.floor_char_boundary(LONGEST_ARGUMENT));
+        pieces.push(piece.to_owned());
+        rest = later;
+    }
+    let whole: String = (1..=pieces.len()).map(|number| format!("${{{number}}}")).collect();
+    argv.extend([format!("eval \"shift $#; {whole}\""), name.to_owned()]);
+    argv.extend(pieces);
+    argv
+}
+
 /// `bash` where the image has it, else `sh`.
 fn shell(path: &OsStr) -> (PathBuf, &'static str) {
     let found = |name: &'static str| {
@@ -286,6 +310,25 @@ mod tests {
         let all = check(r#"{"command":"a","timeout":null,"background":false,"cwd":null,"uid":0}"#).unwrap();
         assert_eq!((all.timeout, all.background, all.content()), (None, false, "a".to_owned()));
         assert_eq!(check(r#"{"argv":["a","b c"]}"#).unwrap().content(), r#"["a","b c"]"#);
+    }
+
+    #[test]
+    fn a_command_longer_than_an_argument_runs_as_it_stands() {
+        let text = "ä".repeat(150_000);
+        let command =
+            format!("x='{text}'\n[ \"$#\" = 0 ] && [ \"$LINENO\" = 2 ] && echo \"${{#x}} $0\"; exit 7");
+        for name in ["bash", "sh"] {
+            let argv = script(name, &command);
+            assert!(argv.len() > 5 && argv.iter().all(|argument| argument.len() <= LONGEST_ARGUMENT));
+            let run = std::process::Command::new("bash")
+                .env("LC_ALL", "C.UTF-8")
+                .args(&argv[1..])
+                .output()
+                .unwrap();
+            assert_eq!(String::from_utf8_lossy(&run.stdout), format!("150000 {name}\n"));
+            assert_eq!(run.status.code(), Some(7));
+        }
+        assert_eq!(script("sh", "echo a"), ["sh", "-c", "echo a"]);
     }
 
     #[test]

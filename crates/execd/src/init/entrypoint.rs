@@ -13,6 +13,11 @@ use crate::process::spawn::{self, Program, SpawnError, Stdio};
 /// The daemon's secret; all else of the environment is meant for the entrypoint.
 const SECRET: &str = "EXECD_ACCESS_TOKEN";
 
+/// What clients name to keep a sandbox alive. Small images have no `tail`; there this program waits in its place.
+const IDLE: [&str; 3] = ["tail", "-f", "/dev/null"];
+/// This program, also where no path leads to it.
+const OWN: &std::ffi::CStr = c"/proc/self/exe";
+
 /// Starts it and gives its process id and the reading end of its output.
 ///
 /// # Errors
@@ -22,7 +27,14 @@ pub(super) fn start(order: &Order, fds: &BootFds) -> Result<(i32, OwnedFd), Spaw
     let null = std::fs::File::open("/dev/null").map_err(|error| failed("open /dev/null", &error))?;
     let (read, write) = crate::command::pipe::pair().map_err(|error| failed("make a pipe", &error))?;
     let stdio = Stdio { stdin: null.as_fd(), stdout: write.as_fd(), stderr: write.as_fd() };
-    let spawned = spawn::spawn(&program, stdio, &fds.work_cgroup)?;
+    let cgroup = &fds.work_cgroup;
+    let spawned = match spawn::spawn(&program, stdio, cgroup) {
+        Err(error) if error.errno == libc::ENOENT && order.entrypoint == IDLE => {
+            let argv = [c"execd", c"--idle"].map(std::ffi::CStr::to_owned).to_vec();
+            spawn::spawn(&Program { candidates: vec![OWN.to_owned()], argv, ..program }, stdio, cgroup)?
+        }
+        other => other?,
+    };
     Ok((spawned.pid, read))
 }
 
@@ -30,7 +42,7 @@ pub(super) fn start(order: &Order, fds: &BootFds) -> Result<(i32, OwnedFd), Spaw
 /// when somebody waits. See [`crate::serve::warm`].
 pub(super) fn rehearse() {
     const ORDER: &str = r#"{"sandbox_id":"","entrypoint":["/proc"],"env":[["PATH","/bin"],["LANG","C.UTF-8"]],
-        "line_endings":"keep"}"#;
+        "volumes":[],"line_endings":"keep"}"#;
     if let Ok(order) = serde_json::from_str(ORDER) {
         // Fails as it should.
         let _ = start(&order, &BootFds::default());
@@ -54,6 +66,10 @@ fn program(order: &Order) -> Result<Program, SpawnError> {
 
     let cwd = order.cwd.as_deref().filter(|cwd| !cwd.is_empty()).unwrap_or("/");
     std::fs::create_dir_all(cwd).map_err(|error| failed(&format!("make the directory {cwd:?}"), &error))?;
+    for volume in &order.volumes {
+        // One that cannot be made is missed by whoever needs it, not by everybody.
+        let _ = std::fs::create_dir_all(volume);
+    }
 
     let name = order.entrypoint.first().filter(|name| !name.is_empty()).ok_or_else(|| SpawnError {
         errno: libc::EINVAL,
