@@ -39,6 +39,17 @@ struct Inner {
 impl Client {
     /// A client with these settings.
     ///
+    /// ```no_run
+    /// # async fn example() -> opensandbox::Result<()> {
+    /// use opensandbox::{Client, Config};
+    ///
+    /// let mut config = Config::new("https://sandboxes.example.org")?;
+    /// config.api_key = Some("…".to_owned());
+    /// let client = Client::new(config)?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// When a setting cannot be used.
     pub fn new(config: Config) -> Result<Self> {
@@ -46,6 +57,15 @@ impl Client {
     }
 
     /// A client with these settings and this policy of repetition.
+    ///
+    /// ```no_run
+    /// # async fn example() -> opensandbox::Result<()> {
+    /// use opensandbox::{Client, Config, RetryPolicy};
+    ///
+    /// let client = Client::with_retry(Config::from_env()?, RetryPolicy::disabled())?;
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// When a setting cannot be used.
@@ -69,6 +89,13 @@ impl Client {
     }
 
     /// A client as the environment describes it; see [`Config::from_env`].
+    ///
+    /// ```no_run
+    /// # async fn example() -> opensandbox::Result<()> {
+    /// let client = opensandbox::Client::from_env()?;
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// When a setting cannot be used.
@@ -96,16 +123,43 @@ impl Client {
     }
 
     /// Prepares a sandbox from a snapshot.
+    ///
+    /// ```no_run
+    /// # async fn example(client: opensandbox::Client) -> opensandbox::Result<()> {
+    /// let copy = client.create_from_snapshot("5f2c…").send().await?;
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn create_from_snapshot(&self, snapshot_id: impl Into<String>) -> CreateSandbox {
         CreateSandbox::from_snapshot(self.clone(), snapshot_id.into())
     }
 
     /// Prepares a sandbox from a template; see [`Client::templates`].
+    ///
+    /// ```no_run
+    /// # async fn example(client: opensandbox::Client) -> opensandbox::Result<()> {
+    /// use std::time::Duration;
+    ///
+    /// let sandbox = client.create_from_template("t-1").timeout(Duration::from_secs(600)).send().await?;
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn create_from_template(&self, template_id: impl Into<String>) -> CreateSandbox {
         CreateSandbox::from_template(self.clone(), template_id.into())
     }
 
     /// Prepares a sandbox from a request of the wire, for members that have no method of their own.
+    ///
+    /// ```no_run
+    /// # async fn example(client: opensandbox::Client) -> opensandbox::Result<()> {
+    /// let text = r#"{"image": {"uri": "host"}, "timeout": 600, "entrypoint": ["sleep", "600"]}"#;
+    /// match serde_json::from_str(text) {
+    ///     Ok(request) => println!("{}", client.create_with(request).send().await?.id()),
+    ///     Err(error) => eprintln!("not a request: {error}"),
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn create_with(&self, request: osb_protocol::lifecycle::CreateSandboxRequest) -> CreateSandbox {
         CreateSandbox::from_request(self.clone(), request)
     }

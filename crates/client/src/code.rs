@@ -69,6 +69,13 @@ impl<'a> Code<'a> {
 
     /// Starts an interpreter, in `cwd` if that is given.
     ///
+    /// ```no_run
+    /// # async fn example(sandbox: opensandbox::Sandbox) -> opensandbox::Result<()> {
+    /// let context = sandbox.code().create_context("javascript", None).await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// When the image has no such interpreter or the sandbox cannot be reached.
     pub async fn create_context(&self, language: &str, cwd: Option<&str>) -> Result<CodeContext> {
@@ -100,6 +107,14 @@ impl<'a> Code<'a> {
 
     /// One context.
     ///
+    /// ```no_run
+    /// # async fn example(sandbox: opensandbox::Sandbox) -> opensandbox::Result<()> {
+    /// let context = sandbox.code().context("c1").await?;
+    /// println!("{}", context.language);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// When it does not exist or the sandbox cannot be reached.
     pub async fn context(&self, id: &str) -> Result<CodeContext> {
@@ -108,6 +123,13 @@ impl<'a> Code<'a> {
     }
 
     /// Ends an interpreter.
+    ///
+    /// ```no_run
+    /// # async fn example(sandbox: opensandbox::Sandbox) -> opensandbox::Result<()> {
+    /// sandbox.code().delete_context("c1").await?;
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// When it does not exist or the sandbox cannot be reached.
@@ -118,6 +140,13 @@ impl<'a> Code<'a> {
 
     /// Ends all interpreters of a language, the default one included.
     ///
+    /// ```no_run
+    /// # async fn example(sandbox: opensandbox::Sandbox) -> opensandbox::Result<()> {
+    /// sandbox.code().delete_contexts("python").await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// When the sandbox cannot be reached.
     pub async fn delete_contexts(&self, language: &str) -> Result<()> {
@@ -127,6 +156,19 @@ impl<'a> Code<'a> {
     }
 
     /// Interrupts the cell that runs in a context. `id` is that of [`CodeEvent::Started`] or of the context.
+    ///
+    /// ```no_run
+    /// # async fn example(sandbox: opensandbox::Sandbox) -> opensandbox::Result<()> {
+    /// use opensandbox::CodeEvent;
+    ///
+    /// let code = sandbox.code();
+    /// let mut stream = code.run("python", "while True: pass").stream().await?;
+    /// if let Some(CodeEvent::Started { id }) = stream.next().await? {
+    ///     code.interrupt(&id).await?;
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// When it does not exist or the sandbox cannot be reached.
@@ -164,6 +206,14 @@ impl Cell<'_> {
     /// Runs the cell to its end and gathers what comes. An exception is no error here but
     /// [`CodeOutput::error`].
     ///
+    /// ```no_run
+    /// # async fn example(sandbox: opensandbox::Sandbox) -> opensandbox::Result<()> {
+    /// let output = sandbox.code().run("python", "1 / 0").output().await?;
+    /// assert_eq!(output.error.map(|error| error.ename).as_deref(), Some("ZeroDivisionError"));
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// As [`Cell::stream`], and when the stream breaks.
     pub async fn output(self) -> Result<CodeOutput> {
@@ -171,6 +221,14 @@ impl Cell<'_> {
     }
 
     /// As [`Cell::output`]; `handler` sees each event as it comes.
+    ///
+    /// ```no_run
+    /// # async fn example(sandbox: opensandbox::Sandbox) -> opensandbox::Result<()> {
+    /// let cell = sandbox.code().run("bash", "make");
+    /// let output = cell.output_with(|event| println!("{event:?}")).await?;
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// As [`Cell::output`].

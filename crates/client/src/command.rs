@@ -12,6 +12,22 @@ use crate::sandbox::Sandbox;
 use crate::transport::Answer;
 
 /// A command to run; made by [`Sandbox::shell`] and [`Sandbox::argv`].
+///
+/// ```no_run
+/// # async fn example(sandbox: opensandbox::Sandbox) -> opensandbox::Result<()> {
+/// use std::time::Duration;
+///
+/// let output = sandbox
+///     .argv(["python3", "job.py"])
+///     .cwd("/app")
+///     .env("STAGE", "test")
+///     .user_and_group(1000, 1000)
+///     .timeout(Duration::from_secs(60))
+///     .output()
+///     .await?;
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug, Clone)]
 #[must_use = "nothing runs until `output`, `stream` or `start` is called"]
 pub struct Command {

@@ -65,6 +65,17 @@ impl std::str::FromStr for Protocol {
 }
 
 /// Settings of a [`crate::Client`].
+///
+/// ```
+/// use std::time::Duration;
+///
+/// let mut config = opensandbox::Config::new("https://sandboxes.example.org/prefix")?;
+/// config.api_key = Some("…".to_owned());
+/// config.request_timeout = Duration::from_secs(10);
+/// config.use_server_proxy = false;
+/// assert_eq!(config.base_url(), "https://sandboxes.example.org/prefix/v1");
+/// # Ok::<(), opensandbox::Error>(())
+/// ```
 #[derive(Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Config {

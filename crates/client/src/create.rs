@@ -23,6 +23,41 @@ const DEFAULT_PATIENCE: Duration = Duration::from_secs(600);
 const DEFAULT_READY: Duration = Duration::from_secs(30);
 
 /// A sandbox to make; see [`Client::create`].
+///
+/// ```no_run
+/// # async fn example(client: opensandbox::Client) -> opensandbox::Result<()> {
+/// use opensandbox::{HostVolume, LifecycleHook, NetworkPolicy, SandboxLifecycle, Volume};
+///
+/// let data = Volume {
+///     name: "data".to_owned(),
+///     host: Some(HostVolume { path: "/srv/data".to_owned() }),
+///     pvc: None,
+///     ossfs: None,
+///     mount_path: "/data".to_owned(),
+///     read_only: true,
+///     sub_path: None,
+/// };
+/// let hook = LifecycleHook { command: vec!["/data/prepare".to_owned()], timeout_seconds: Some(30) };
+/// let sandbox = client
+///     .create("registry.example/team/image:1")
+///     .image_auth("robot", "password")
+///     .entrypoint(["python3", "-m", "http.server"])
+///     .envs([("STAGE", "test"), ("LANG", "C.UTF-8")])
+///     .metadata("team", "search")
+///     .resource("cpu", "500m")
+///     .resource("memory", "1Gi")
+///     .platform("linux", "amd64")
+///     .secure_access()
+///     .volume(data)
+///     .lifecycle(SandboxLifecycle { pre_start: Some(hook), periodic: None })
+///     .network_policy(NetworkPolicy::default())
+///     .extension("access.renew.extend.seconds", "300")
+///     .no_timeout()
+///     .send()
+///     .await?;
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug, Clone)]
 #[must_use = "nothing is made until `send` is called"]
 pub struct CreateSandbox {

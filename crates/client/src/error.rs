@@ -11,6 +11,21 @@ use crate::output::Output;
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// Why a call failed.
+///
+/// ```no_run
+/// # async fn example(client: opensandbox::Client) -> opensandbox::Result<()> {
+/// match client.sandbox("0b1d…").info().await {
+///     Ok(info) => println!("{}", info.status.state),
+///     Err(error) if error.is_not_found() => println!("gone"),
+///     Err(error) if error.is_unsupported() => println!("this server cannot do that"),
+///     Err(error) => {
+///         eprintln!("{error}; code {:?}, status {:?}", error.code(), error.status());
+///         eprintln!("look for {:?} in the server's log", error.request_id());
+///     }
+/// }
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -57,6 +72,17 @@ pub enum Error {
     /// A background command could not be executed.
     #[error("command could not be started: {0}")]
     NotStarted(String),
+    /// The other side closed a terminal's connection, or did not let it begin. Through a server's proxy a refusal
+    /// comes so, with code 1008.
+    #[error("{call} was closed: {reason} (code {code})")]
+    Closed {
+        /// Which call.
+        call: Call,
+        /// Code of the close frame; 4001 means that somebody else took the terminal over.
+        code: u16,
+        /// What the other side said.
+        reason: String,
+    },
     /// A command ended with another exit code than 0; see [`Output::checked`].
     #[error("{}", failed(.0))]
     Failed(Box<Output>),
@@ -130,9 +156,10 @@ impl Error {
     pub fn request_id(&self) -> Option<&str> {
         match self {
             Self::Api(api) => api.request_id.as_deref(),
-            Self::Timeout { call, .. } | Self::Broken { call, .. } | Self::Unexpected { call, .. } => {
-                call.request_id.as_deref()
-            }
+            Self::Timeout { call, .. }
+            | Self::Broken { call, .. }
+            | Self::Unexpected { call, .. }
+            | Self::Closed { call, .. } => call.request_id.as_deref(),
             _ => None,
         }
     }
@@ -159,7 +186,7 @@ impl Error {
     /// Whether the state of the thing forbids the call.
     #[must_use]
     pub fn is_conflict(&self) -> bool {
-        self.status() == Some(409)
+        self.status() == Some(409) || matches!(self, Self::Closed { code: 1008 | 4001, .. })
     }
 
     /// Whether the same call may succeed later: the server is busy, restarting or not there yet.

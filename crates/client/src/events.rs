@@ -24,6 +24,17 @@ pub enum ParseError {
 }
 
 /// Turns the bytes of a stream into events, however they are cut.
+///
+/// ```
+/// use opensandbox::EventParser;
+///
+/// let mut parser = EventParser::new();
+/// parser.push(b"{\"type\":\"stdout\",\"text\":\"hi\",\"timest");
+/// assert!(parser.next_event()?.is_none());
+/// parser.push(b"amp\":1}\n\n");
+/// assert_eq!(parser.next_event()?.and_then(|event| event.text).as_deref(), Some("hi"));
+/// # Ok::<(), opensandbox::ParseError>(())
+/// ```
 #[derive(Debug)]
 pub struct EventParser {
     lines: Lines,

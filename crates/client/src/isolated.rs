@@ -87,11 +87,27 @@ impl Isolation<'_> {
     }
 
     /// A handle on an existing session. Nothing is asked of the sandbox.
+    ///
+    /// ```no_run
+    /// # async fn example(sandbox: opensandbox::Sandbox) -> opensandbox::Result<()> {
+    /// let output = sandbox.isolation().attach("7d5e…").shell("pwd").output().await?;
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn attach(&self, id: impl Into<String>) -> IsolatedSession {
         IsolatedSession { sandbox: self.sandbox.clone(), id: id.into() }
     }
 
     /// All sessions.
+    ///
+    /// ```no_run
+    /// # async fn example(sandbox: opensandbox::Sandbox) -> opensandbox::Result<()> {
+    /// for session in sandbox.isolation().list().await? {
+    ///     println!("{} {}", session.session_id, session.status);
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// When the daemon knows no isolation or the sandbox cannot be reached.
@@ -125,6 +141,13 @@ impl IsolatedSession {
 
     /// What state it is in.
     ///
+    /// ```no_run
+    /// # async fn example(session: opensandbox::IsolatedSession) -> opensandbox::Result<()> {
+    /// println!("{}", session.info().await?.status);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// When it does not exist or the sandbox cannot be reached.
     pub async fn info(&self) -> Result<IsolatedSessionState> {
@@ -139,6 +162,14 @@ impl IsolatedSession {
     }
 
     /// How a background run is doing, or how it ended.
+    ///
+    /// ```no_run
+    /// # async fn example(session: opensandbox::IsolatedSession) -> opensandbox::Result<()> {
+    /// let run = session.shell("make").start().await?;
+    /// println!("{:?}", session.run_status(&run.run_id).await?.exit_code);
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// When it does not exist or the sandbox cannot be reached.
@@ -171,6 +202,13 @@ impl IsolatedSession {
 
     /// Ends it and what runs in it.
     ///
+    /// ```no_run
+    /// # async fn example(session: opensandbox::IsolatedSession) -> opensandbox::Result<()> {
+    /// session.delete().await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// When it does not exist or the sandbox cannot be reached.
     pub async fn delete(&self) -> Result<()> {
@@ -200,6 +238,16 @@ impl IsolatedRun {
 
     /// Starts the run and follows it. Dropping the stream interrupts the run.
     ///
+    /// ```no_run
+    /// # async fn example(session: opensandbox::IsolatedSession) -> opensandbox::Result<()> {
+    /// let mut stream = session.shell("make").stream().await?;
+    /// while let Some(event) = stream.next().await? {
+    ///     println!("{event:?}");
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// When the run is refused, the session does not exist, or the sandbox cannot be reached.
     pub async fn stream(self) -> Result<CommandStream> {
@@ -211,6 +259,16 @@ impl IsolatedRun {
 
     /// Runs to the end and gathers what was written.
     ///
+    /// ```no_run
+    /// # async fn example(session: opensandbox::IsolatedSession) -> opensandbox::Result<()> {
+    /// use std::time::Duration;
+    ///
+    /// let run = session.shell("echo $A").env("A", "1").timeout(Duration::from_secs(5));
+    /// assert_eq!(run.output().await?.stdout.trim(), "1");
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// As [`IsolatedRun::stream`], and when the stream breaks.
     pub async fn output(self) -> Result<Output> {
@@ -219,6 +277,13 @@ impl IsolatedRun {
 
     /// As [`IsolatedRun::output`]; `handler` sees each event as it comes.
     ///
+    /// ```no_run
+    /// # async fn example(session: opensandbox::IsolatedSession) -> opensandbox::Result<()> {
+    /// let output = session.shell("make").output_with(|event| println!("{event:?}")).await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// As [`IsolatedRun::output`].
     pub async fn output_with(self, handler: impl FnMut(&CommandEvent)) -> Result<Output> {
@@ -226,6 +291,14 @@ impl IsolatedRun {
     }
 
     /// Starts the run in the background.
+    ///
+    /// ```no_run
+    /// # async fn example(session: opensandbox::IsolatedSession) -> opensandbox::Result<()> {
+    /// let run = session.shell("sleep 100").start().await?;
+    /// println!("{}", run.run_id);
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// As [`IsolatedRun::stream`].

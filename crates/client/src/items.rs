@@ -47,6 +47,14 @@ impl<T: Send + 'static> Items<T> {
 
     /// All that is left.
     ///
+    /// ```no_run
+    /// # async fn example(client: opensandbox::Client) -> opensandbox::Result<()> {
+    /// let all = client.list_all(Default::default()).collect().await?;
+    /// println!("{} sandboxes", all.len());
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// As [`Items::next`].
     pub async fn collect(self) -> Result<Vec<T>> {

@@ -1,4 +1,4 @@
-//! Client for servers that speak the OpenSandbox protocol.
+//! Client for servers that speak the OpenSandbox protocol: isolated Linux machines over HTTP.
 //!
 //! ```no_run
 //! # async fn example() -> opensandbox::Result<()> {
@@ -14,7 +14,27 @@
 //! # }
 //! ```
 //!
-//! Commands can be followed while they run:
+//! A sandbox is not deleted when its handle is dropped: call [`Sandbox::kill`], use [`CreateSandbox::run`], or
+//! let its lifetime end it.
+//!
+//! | to | see |
+//! |---|---|
+//! | find the server | [`Config`], [`Client::from_env`] |
+//! | make, find and list sandboxes | [`Client::create`], [`Client::connect`], [`Client::list_all`] |
+//! | change and end them | [`Sandbox::renew`], [`Sandbox::patch_metadata`], [`Sandbox::pause`], [`Sandbox::kill`] |
+//! | run commands | [`Sandbox::shell`], [`Sandbox::argv`], [`Sandbox::create_session`] |
+//! | run code cells | [`Sandbox::code`] |
+//! | use a terminal | [`Sandbox::create_terminal`] |
+//! | move files | [`Sandbox::files`], [`Files::upload_tree`], [`Files::download_tree`] |
+//! | isolate within a sandbox | [`Sandbox::isolation`], [`Sandbox::files_as`] |
+//! | reach a port | [`Sandbox::service`], [`Sandbox::endpoint`] |
+//! | watch | [`Sandbox::metrics`], [`Sandbox::watch_metrics`], [`Sandbox::diagnostics`] |
+//! | keep copies | [`Sandbox::create_snapshot`], [`Client::snapshots`] |
+//! | tell errors apart | [`Error`] |
+//! | be patient | [`RetryPolicy`] |
+//!
+//! Everything is asynchronous and needs a Tokio runtime. What lasts is a stream: [`CommandStream`],
+//! [`CodeStream`], [`Items`], [`Download`].
 //!
 //! ```no_run
 //! # async fn example(sandbox: opensandbox::Sandbox) -> opensandbox::Result<()> {
@@ -33,12 +53,13 @@
 //! # }
 //! ```
 //!
-//! A sandbox is not deleted when its handle is dropped: call [`Sandbox::kill`], or let its lifetime end it.
+//! Whole programs are in the crate's `examples`.
 
 mod client;
 mod code;
 mod command;
 mod config;
+mod connection;
 mod create;
 mod diagnostics;
 mod error;
@@ -68,6 +89,7 @@ pub use config::{
     Config, Credentials, DEFAULT_DOMAIN, DEFAULT_REQUEST_TIMEOUT, DEFAULT_USER_AGENT, Protocol, Settings,
     credentials_files, env,
 };
+pub use connection::{TerminalConnection, TerminalEvent, TerminalReceiver, TerminalSender, TerminalSignal};
 pub use create::{CreateSandbox, DEFAULT_ENTRYPOINT, DEFAULT_TIMEOUT};
 pub use diagnostics::{Diagnostics, LogQuery};
 pub use error::{ApiError, Call, Error, Result};
@@ -100,6 +122,4 @@ pub use sandbox::Sandbox;
 pub use session::{Session, SessionCommand};
 pub use snapshots::{SnapshotFilter, Snapshots};
 pub use templates::{TemplateFilter, Templates};
-pub use terminal::{
-    Attach, Terminal, TerminalConnection, TerminalEvent, TerminalReceiver, TerminalSender, TerminalSignal,
-};
+pub use terminal::{Attach, Terminal};

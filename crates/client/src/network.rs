@@ -99,6 +99,16 @@ impl Sandbox {
 
     /// Adds rules; one for a target that has a rule replaces it.
     ///
+    /// ```no_run
+    /// # async fn example(sandbox: opensandbox::Sandbox) -> opensandbox::Result<()> {
+    /// use opensandbox::{NetworkRule, PolicyAction};
+    ///
+    /// let rule = NetworkRule { action: PolicyAction::Allow, target: "*.example.org".to_owned() };
+    /// sandbox.add_network_rules(&[rule]).await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// As [`Sandbox::set_network_policy`].
     pub async fn add_network_rules(&self, rules: &[NetworkRule]) -> Result<PolicyStatusResponse> {
@@ -107,6 +117,13 @@ impl Sandbox {
     }
 
     /// Removes the rules for these targets.
+    ///
+    /// ```no_run
+    /// # async fn example(sandbox: opensandbox::Sandbox) -> opensandbox::Result<()> {
+    /// sandbox.remove_network_rules(&["*.example.org"]).await?;
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// As [`Sandbox::network_policy`].

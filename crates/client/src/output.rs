@@ -174,6 +174,13 @@ const CUT: usize = (1 << 20) - 4;
 
 /// Puts pieces of one output stream together.
 ///
+/// ```
+/// let mut joiner = opensandbox::Joiner::default();
+/// let text: String =
+///     ["one", "two\n", "three"].iter().map(|piece| format!("{}{piece}", joiner.separator(piece))).collect();
+/// assert_eq!(text, "one\ntwo\nthree");
+/// ```
+///
 /// By default pieces carry their line ends and are simply written one after the other. Daemons set to strip line
 /// ends send one bare line per piece; between two such pieces a line break belongs.
 #[derive(Debug, Clone, Copy, Default)]
@@ -247,11 +254,29 @@ impl CommandStream {
     }
 
     /// The events as a stream.
+    ///
+    /// ```no_run
+    /// # async fn example(sandbox: opensandbox::Sandbox) -> opensandbox::Result<()> {
+    /// use futures_util::TryStreamExt;
+    ///
+    /// let events = sandbox.shell("seq 3").stream().await?.into_stream();
+    /// let all: Vec<opensandbox::CommandEvent> = events.try_collect().await?;
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn into_stream(self) -> impl Stream<Item = Result<CommandEvent>> + Send + 'static {
         try_unfold(self, |mut stream| async move { Ok(stream.next().await?.map(|event| (event, stream))) })
     }
 
     /// Follows the command to its end and gathers what it writes. `handler` sees each event as it comes.
+    ///
+    /// ```no_run
+    /// # async fn example(sandbox: opensandbox::Sandbox) -> opensandbox::Result<()> {
+    /// let stream = sandbox.shell("make").stream().await?;
+    /// let output = stream.gather(|event| println!("{event:?}")).await?;
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// As [`CommandStream::next`].

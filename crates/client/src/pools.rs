@@ -47,6 +47,15 @@ impl Pools<'_> {
 
     /// All pools.
     ///
+    /// ```no_run
+    /// # async fn example(client: opensandbox::Client) -> opensandbox::Result<()> {
+    /// for pool in client.pools().list().await? {
+    ///     println!("{} {:?}", pool.name, pool.status);
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// When the runtime has no pools or the server cannot be reached.
     pub async fn list(&self) -> Result<Vec<PoolResponse>> {
@@ -58,6 +67,13 @@ impl Pools<'_> {
 
     /// One pool.
     ///
+    /// ```no_run
+    /// # async fn example(client: opensandbox::Client) -> opensandbox::Result<()> {
+    /// println!("{:?}", client.pools().get("small").await?.status);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// When it does not exist, the runtime has no pools, or the server cannot be reached.
     pub async fn get(&self, name: &str) -> Result<PoolResponse> {
@@ -66,6 +82,16 @@ impl Pools<'_> {
     }
 
     /// Changes a pool's size.
+    ///
+    /// ```no_run
+    /// # async fn example(client: opensandbox::Client) -> opensandbox::Result<()> {
+    /// use opensandbox::PoolCapacitySpec;
+    ///
+    /// let capacity = PoolCapacitySpec { buffer_min: 0, buffer_max: 2, pool_min: 0, pool_max: 5 };
+    /// client.pools().resize("small", capacity).await?;
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// As [`Pools::get`].
@@ -76,6 +102,13 @@ impl Pools<'_> {
     }
 
     /// Removes a pool.
+    ///
+    /// ```no_run
+    /// # async fn example(client: opensandbox::Client) -> opensandbox::Result<()> {
+    /// client.pools().delete("small").await?;
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// As [`Pools::get`].

@@ -50,6 +50,13 @@ impl Sandbox {
     }
 
     /// A handle on an existing session. Nothing is asked of the sandbox.
+    ///
+    /// ```no_run
+    /// # async fn example(sandbox: opensandbox::Sandbox) -> opensandbox::Result<()> {
+    /// let output = sandbox.session("9a1f…").shell("pwd").output().await?;
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn session(&self, id: impl Into<String>) -> Session {
         Session { sandbox: self.clone(), id: id.into() }
     }
@@ -124,6 +131,13 @@ impl Session {
 
     /// Ends what runs in it; the session stays.
     ///
+    /// ```no_run
+    /// # async fn example(session: opensandbox::Session) -> opensandbox::Result<()> {
+    /// session.interrupt().await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// When it does not exist or the sandbox cannot be reached.
     pub async fn interrupt(&self) -> Result<()> {
@@ -131,6 +145,13 @@ impl Session {
     }
 
     /// Ends it and what runs in it.
+    ///
+    /// ```no_run
+    /// # async fn example(session: opensandbox::Session) -> opensandbox::Result<()> {
+    /// session.delete().await?;
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// When it does not exist or the sandbox cannot be reached.
@@ -156,6 +177,16 @@ impl SessionCommand {
 
     /// Starts the command and follows it. Standard error comes as standard output.
     ///
+    /// ```no_run
+    /// # async fn example(session: opensandbox::Session) -> opensandbox::Result<()> {
+    /// let mut stream = session.shell("make").stream().await?;
+    /// while let Some(event) = stream.next().await? {
+    ///     println!("{event:?}");
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// When the command is refused, the session does not exist, or the sandbox cannot be reached.
     pub async fn stream(self) -> Result<CommandStream> {
@@ -167,6 +198,16 @@ impl SessionCommand {
 
     /// Runs the command to its end and gathers what it wrote.
     ///
+    /// ```no_run
+    /// # async fn example(session: opensandbox::Session) -> opensandbox::Result<()> {
+    /// use std::time::Duration;
+    ///
+    /// let command = session.shell("make").cwd("/app").timeout(Duration::from_secs(60));
+    /// let output = command.output().await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// As [`SessionCommand::stream`], and when the stream breaks.
     pub async fn output(self) -> Result<Output> {
@@ -174,6 +215,13 @@ impl SessionCommand {
     }
 
     /// As [`SessionCommand::output`]; `handler` sees each event as it comes.
+    ///
+    /// ```no_run
+    /// # async fn example(session: opensandbox::Session) -> opensandbox::Result<()> {
+    /// let output = session.shell("make").output_with(|event| println!("{event:?}")).await?;
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// As [`SessionCommand::output`].

@@ -122,6 +122,13 @@ impl Snapshots<'_> {
 
     /// One snapshot.
     ///
+    /// ```no_run
+    /// # async fn example(client: opensandbox::Client) -> opensandbox::Result<()> {
+    /// println!("{}", client.snapshots().get("5f2c…").await?.status.state);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// When it does not exist or the server cannot be reached.
     pub async fn get(&self, id: &str) -> Result<Snapshot> {
@@ -130,6 +137,14 @@ impl Snapshots<'_> {
     }
 
     /// Waits until a snapshot can be used.
+    ///
+    /// ```no_run
+    /// # async fn example(client: opensandbox::Client) -> opensandbox::Result<()> {
+    /// let limit = std::time::Duration::from_secs(60);
+    /// client.snapshots().wait_ready("5f2c…", limit).await?;
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// [`Error::SnapshotFailed`] when it cannot be made, [`Error::NotReady`] after `limit`, and when it does not
@@ -156,6 +171,13 @@ impl Snapshots<'_> {
     }
 
     /// Removes a snapshot.
+    ///
+    /// ```no_run
+    /// # async fn example(client: opensandbox::Client) -> opensandbox::Result<()> {
+    /// client.snapshots().delete("5f2c…").await?;
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// When it does not exist, is in use, or the server cannot be reached.

@@ -69,6 +69,13 @@ impl Templates<'_> {
 
     /// One page of the templates that match, newest first.
     ///
+    /// ```no_run
+    /// # async fn example(client: opensandbox::Client) -> opensandbox::Result<()> {
+    /// let page = client.templates().list(&Default::default()).await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// When the runtime has no templates or the server cannot be reached.
     pub async fn list(&self, filter: &TemplateFilter) -> Result<ListFsbTemplatesResponse> {
@@ -104,6 +111,13 @@ impl Templates<'_> {
 
     /// One template.
     ///
+    /// ```no_run
+    /// # async fn example(client: opensandbox::Client) -> opensandbox::Result<()> {
+    /// println!("{:?}", client.templates().get("t-1").await?.status.phase);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// When it does not exist, the runtime has no templates, or the server cannot be reached.
     pub async fn get(&self, id: &str) -> Result<FsbTemplate> {
@@ -112,6 +126,13 @@ impl Templates<'_> {
     }
 
     /// Removes a template.
+    ///
+    /// ```no_run
+    /// # async fn example(client: opensandbox::Client) -> opensandbox::Result<()> {
+    /// client.templates().delete("t-1").await?;
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// As [`Templates::get`].

@@ -3,19 +3,17 @@
 use std::time::Duration;
 
 use base64::Engine as _;
-use bytes::{BufMut, Bytes, BytesMut};
-use futures_util::stream::{SplitSink, SplitStream};
-use futures_util::{SinkExt, StreamExt};
-use osb_protocol::execd::{
-    CreateSessionRequest, SessionCreated, TerminalMessage, TerminalRequest, TerminalStatus, frame,
-};
+use futures_util::StreamExt;
+use osb_protocol::execd::{CreateSessionRequest, SessionCreated, TerminalStatus};
 use reqwest::header::{CONNECTION, SEC_WEBSOCKET_ACCEPT, SEC_WEBSOCKET_KEY, SEC_WEBSOCKET_VERSION, UPGRADE};
-use reqwest::{Method, StatusCode, Upgraded};
+use reqwest::{Method, StatusCode};
+use tokio::time::timeout;
 use tokio_tungstenite::WebSocketStream;
 use tokio_tungstenite::tungstenite::handshake::derive_accept_key;
-use tokio_tungstenite::tungstenite::protocol::{Message, Role, WebSocketConfig};
+use tokio_tungstenite::tungstenite::protocol::{Role, WebSocketConfig};
 
-use crate::error::{Call, Error, Result, chain};
+use crate::connection::TerminalConnection;
+use crate::error::{Error, Result, chain};
 use crate::sandbox::Sandbox;
 
 /// Largest message taken. A daemon replays 1 MiB at most and cuts live output into small pieces.
@@ -39,33 +37,6 @@ pub struct Attach {
     pub takeover: bool,
     /// Only to watch.
     pub viewer: bool,
-}
-
-/// A signal that a terminal can send.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum TerminalSignal {
-    /// `SIGINT`.
-    Interrupt,
-    /// `SIGTERM`.
-    Terminate,
-    /// `SIGKILL`.
-    Kill,
-    /// `SIGQUIT`.
-    Quit,
-    /// `SIGHUP`.
-    Hangup,
-}
-
-impl TerminalSignal {
-    fn name(self) -> &'static str {
-        match self {
-            Self::Interrupt => "SIGINT",
-            Self::Terminate => "SIGTERM",
-            Self::Kill => "SIGKILL",
-            Self::Quit => "SIGQUIT",
-            Self::Hangup => "SIGHUP",
-        }
-    }
 }
 
 impl Sandbox {
@@ -100,6 +71,13 @@ impl Sandbox {
     }
 
     /// A handle on an existing terminal. Nothing is asked of the sandbox.
+    ///
+    /// ```no_run
+    /// # async fn example(sandbox: opensandbox::Sandbox) -> opensandbox::Result<()> {
+    /// let status = sandbox.terminal("4c0d…").status().await?;
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn terminal(&self, id: impl Into<String>) -> Terminal {
         Terminal { sandbox: self.clone(), id: id.into() }
     }
@@ -120,6 +98,13 @@ impl Terminal {
 
     /// Whether its program runs, and how much it has written.
     ///
+    /// ```no_run
+    /// # async fn example(terminal: opensandbox::Terminal) -> opensandbox::Result<()> {
+    /// println!("{}", terminal.status().await?.running);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// When it does not exist or the sandbox cannot be reached.
     pub async fn status(&self) -> Result<TerminalStatus> {
@@ -129,6 +114,13 @@ impl Terminal {
 
     /// Ends it and its program.
     ///
+    /// ```no_run
+    /// # async fn example(terminal: opensandbox::Terminal) -> opensandbox::Result<()> {
+    /// terminal.delete().await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// When it does not exist or the sandbox cannot be reached.
     pub async fn delete(&self) -> Result<()> {
@@ -136,8 +128,8 @@ impl Terminal {
         self.sandbox.transport().remove(request, self.sandbox.config().request_timeout).await
     }
 
-    /// Connects, and starts the program if it does not run. Its first event is usually
-    /// [`TerminalEvent::Connected`].
+    /// Connects, and starts the program if it does not run. Returns when the connection stands; its first events
+    /// are a replay, if one was asked for, and [`TerminalEvent::Connected`](crate::TerminalEvent::Connected).
     ///
     /// ```no_run
     /// # async fn example(terminal: opensandbox::Terminal) -> opensandbox::Result<()> {
@@ -184,10 +176,17 @@ impl Terminal {
             WebSocketConfig::default().max_message_size(Some(MAX_MESSAGE)).max_frame_size(Some(MAX_MESSAGE));
         let socket = WebSocketStream::from_raw_socket(stream, Role::Client, Some(config)).await;
         let (sink, stream) = socket.split();
-        Ok(TerminalConnection {
-            sender: TerminalSender { sink, call: call.clone() },
-            receiver: TerminalReceiver { stream: Some(stream), call },
-        })
+        let mut connection = TerminalConnection::new(sink, stream, call.clone());
+        match timeout(limit, connection.begin()).await {
+            Ok(Ok(())) => Ok(connection),
+            Ok(Err(error @ Error::Closed { .. })) => {
+                // A proxy lets every handshake succeed and closes then; the daemon knows the reason.
+                self.status().await?;
+                Err(error)
+            }
+            Ok(Err(error)) => Err(error),
+            Err(_) => Err(Error::Timeout { call, limit }),
+        }
     }
 }
 
@@ -211,251 +210,4 @@ impl Attach {
 /// What the handshake wants: 16 bytes that a cache cannot know.
 fn nonce() -> String {
     base64::engine::general_purpose::STANDARD.encode(uuid::Uuid::new_v4().as_bytes())
-}
-
-/// What comes from a terminal.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum TerminalEvent {
-    /// The connection stands.
-    Connected {
-        /// Whether it is a terminal, or pipes.
-        terminal: bool,
-        /// Whether it only watches.
-        viewer: bool,
-    },
-    /// Output of the terminal; standard output when connected with pipes.
-    Output(Bytes),
-    /// Standard error when connected with pipes.
-    Stderr(Bytes),
-    /// Earlier output, or any output for those who only watch.
-    Replay {
-        /// Number of its first byte since the terminal's beginning.
-        offset: u64,
-        /// The output.
-        bytes: Bytes,
-    },
-    /// The program has ended.
-    Exit {
-        /// Its exit code.
-        code: i32,
-    },
-    /// Something that was sent was refused, or the connection ends.
-    Error {
-        /// Stable word such as `TAKEN_OVER`.
-        code: String,
-        /// For people.
-        message: String,
-    },
-    /// Answer to [`TerminalSender::ping`].
-    Pong,
-}
-
-/// A connection to a terminal.
-#[derive(Debug)]
-pub struct TerminalConnection {
-    sender: TerminalSender,
-    receiver: TerminalReceiver,
-}
-
-/// The half of a connection that sends.
-#[derive(Debug)]
-pub struct TerminalSender {
-    sink: SplitSink<WebSocketStream<Upgraded>, Message>,
-    call: Call,
-}
-
-/// The half of a connection that receives.
-#[derive(Debug)]
-pub struct TerminalReceiver {
-    stream: Option<SplitStream<WebSocketStream<Upgraded>>>,
-    call: Call,
-}
-
-impl TerminalConnection {
-    /// Both halves, for tasks of their own. The receiver has to be read for the connection to stay alive.
-    #[must_use]
-    pub fn split(self) -> (TerminalSender, TerminalReceiver) {
-        (self.sender, self.receiver)
-    }
-
-    /// See [`TerminalSender::send`].
-    ///
-    /// # Errors
-    /// When the connection is gone.
-    pub async fn send(&mut self, input: impl AsRef<[u8]>) -> Result<()> {
-        self.sender.send(input).await
-    }
-
-    /// See [`TerminalSender::resize`].
-    ///
-    /// # Errors
-    /// When the connection is gone.
-    pub async fn resize(&mut self, columns: u16, rows: u16) -> Result<()> {
-        self.sender.resize(columns, rows).await
-    }
-
-    /// See [`TerminalSender::signal`].
-    ///
-    /// # Errors
-    /// When the connection is gone.
-    pub async fn signal(&mut self, signal: TerminalSignal) -> Result<()> {
-        self.sender.signal(signal).await
-    }
-
-    /// See [`TerminalReceiver::recv`].
-    ///
-    /// # Errors
-    /// When the connection breaks.
-    pub async fn recv(&mut self) -> Result<Option<TerminalEvent>> {
-        self.receiver.recv().await
-    }
-}
-
-impl TerminalSender {
-    /// Types input.
-    ///
-    /// # Errors
-    /// When the connection is gone.
-    pub async fn send(&mut self, input: impl AsRef<[u8]>) -> Result<()> {
-        let input = input.as_ref();
-        let mut bytes = BytesMut::with_capacity(input.len() + 1);
-        bytes.put_u8(frame::STDIN);
-        bytes.put_slice(input);
-        self.message(Message::Binary(bytes.freeze())).await
-    }
-
-    /// Changes the terminal's size.
-    ///
-    /// # Errors
-    /// When the connection is gone.
-    pub async fn resize(&mut self, columns: u16, rows: u16) -> Result<()> {
-        self.request(&TerminalRequest::Resize { cols: columns, rows }).await
-    }
-
-    /// Sends a signal to the program and those in its group.
-    ///
-    /// # Errors
-    /// When the connection is gone.
-    pub async fn signal(&mut self, signal: TerminalSignal) -> Result<()> {
-        self.request(&TerminalRequest::Signal { signal: signal.name().to_owned() }).await
-    }
-
-    /// Asks for [`TerminalEvent::Pong`].
-    ///
-    /// # Errors
-    /// When the connection is gone.
-    pub async fn ping(&mut self) -> Result<()> {
-        self.request(&TerminalRequest::Ping).await
-    }
-
-    /// Says goodbye. The program goes on.
-    ///
-    /// # Errors
-    /// When the connection is gone already.
-    pub async fn close(&mut self) -> Result<()> {
-        self.sink.close().await.map_err(|error| lost(&self.call, &error))
-    }
-
-    async fn request(&mut self, request: &TerminalRequest) -> Result<()> {
-        let text = serde_json::to_string(request)
-            .map_err(|error| Error::InvalidArgument(format!("terminal request: {error}")))?;
-        self.message(Message::Text(text.into())).await
-    }
-
-    async fn message(&mut self, message: Message) -> Result<()> {
-        self.sink.send(message).await.map_err(|error| lost(&self.call, &error))
-    }
-}
-
-impl TerminalReceiver {
-    /// What comes next; `None` when the connection has been closed in order. Cancel safe.
-    ///
-    /// # Errors
-    /// When the connection breaks, or what comes is not of the protocol. Nothing follows an error.
-    pub async fn recv(&mut self) -> Result<Option<TerminalEvent>> {
-        loop {
-            let Some(stream) = &mut self.stream else { return Ok(None) };
-            let event = match stream.next().await {
-                None | Some(Ok(Message::Close(_))) => {
-                    self.stream = None;
-                    return Ok(None);
-                }
-                Some(Ok(Message::Text(text))) => from_text(&text),
-                Some(Ok(Message::Binary(bytes))) => from_bytes(bytes),
-                // Pings are answered by the library.
-                Some(Ok(Message::Ping(_) | Message::Pong(_) | Message::Frame(_))) => Ok(None),
-                Some(Err(error)) => {
-                    self.stream = None;
-                    return Err(lost(&self.call, &error));
-                }
-            };
-            match event {
-                Ok(Some(event)) => return Ok(Some(event)),
-                Ok(None) => {}
-                Err(reason) => {
-                    self.stream = None;
-                    return Err(Error::Unexpected { call: self.call.clone(), reason });
-                }
-            }
-        }
-    }
-}
-
-fn from_text(text: &str) -> Result<Option<TerminalEvent>, String> {
-    let message = serde_json::from_str(text).map_err(|error| format!("not a terminal message: {error}"))?;
-    Ok(match message {
-        TerminalMessage::Connected { mode, role, .. } => {
-            Some(TerminalEvent::Connected { terminal: mode == "pty", viewer: role == "viewer" })
-        }
-        TerminalMessage::Exit { exit_code } => Some(TerminalEvent::Exit { code: exit_code }),
-        TerminalMessage::Error { error, code } => Some(TerminalEvent::Error { code, message: error }),
-        TerminalMessage::Pong => Some(TerminalEvent::Pong),
-        TerminalMessage::Unknown => None,
-    })
-}
-
-fn from_bytes(mut bytes: Bytes) -> Result<Option<TerminalEvent>, String> {
-    let Some(&kind) = bytes.first() else { return Ok(None) };
-    let rest = bytes.split_off(1);
-    match kind {
-        frame::STDOUT => Ok(Some(TerminalEvent::Output(rest))),
-        frame::STDERR => Ok(Some(TerminalEvent::Stderr(rest))),
-        frame::REPLAY => match rest.split_first_chunk::<8>() {
-            Some((offset, _)) => Ok(Some(TerminalEvent::Replay {
-                offset: u64::from_be_bytes(*offset),
-                bytes: rest.slice(8..),
-            })),
-            None => Err("a replay without offset".to_owned()),
-        },
-        _ => Ok(None),
-    }
-}
-
-fn lost(call: &Call, error: &tokio_tungstenite::tungstenite::Error) -> Error {
-    Error::Broken { call: call.clone(), reason: chain(error), early_end: false }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn frames_of_every_kind() {
-        let bytes = |frame: &[u8]| from_bytes(Bytes::copy_from_slice(frame));
-        assert_eq!(bytes(b"\x01out"), Ok(Some(TerminalEvent::Output("out".into()))));
-        assert_eq!(bytes(b"\x02err"), Ok(Some(TerminalEvent::Stderr("err".into()))));
-        let replay = TerminalEvent::Replay { offset: 258, bytes: "old".into() };
-        assert_eq!(bytes(b"\x03\0\0\0\0\0\0\x01\x02old"), Ok(Some(replay)));
-        assert!(bytes(b"\x03short").is_err());
-        assert_eq!((bytes(b""), bytes(b"\x09x")), (Ok(None), Ok(None)));
-
-        let connected = r#"{"type":"connected","session_id":"s","mode":"pty","role":"holder"}"#;
-        assert_eq!(
-            from_text(connected),
-            Ok(Some(TerminalEvent::Connected { terminal: true, viewer: false }))
-        );
-        assert_eq!(from_text(r#"{"type":"exit","exit_code":3}"#), Ok(Some(TerminalEvent::Exit { code: 3 })));
-        assert_eq!(from_text(r#"{"type":"later","x":1}"#), Ok(None));
-        assert!(from_text("<html>").is_err());
-    }
 }

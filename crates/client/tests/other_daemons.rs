@@ -18,7 +18,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio_tungstenite::WebSocketStream;
 use tokio_tungstenite::tungstenite::Message;
 use tokio_tungstenite::tungstenite::handshake::derive_accept_key;
-use tokio_tungstenite::tungstenite::protocol::Role;
+use tokio_tungstenite::tungstenite::protocol::{CloseFrame, Role};
 
 /// A server with one sandbox whose daemon answers as `daemon` says to `METHOD /path?query`.
 async fn with_daemon<F>(daemon: F) -> (Fake, opensandbox::Sandbox)
@@ -237,7 +237,10 @@ where
                         body.len()
                     )
                 };
-                if target.contains("/endpoints/") {
+                if target.ends_with("/pty/refused") {
+                    let body = json!({"code": "CONTEXT_NOT_FOUND", "message": "none"}).to_string();
+                    tcp.write_all(answer("404 Not Found", &body).as_bytes()).await.unwrap();
+                } else if target.contains("/endpoints/") {
                     let body = json!({"endpoint": format!("{address}/d")}).to_string();
                     tcp.write_all(answer("200 OK", &body).as_bytes()).await.unwrap();
                 } else if target.contains("taken") {
@@ -323,10 +326,38 @@ async fn a_terminal_is_typed_into_and_read_from() {
 
 #[tokio::test]
 async fn a_terminal_that_cannot_be_had_or_breaks_is_an_error() {
-    let terminal = terminal(|_, socket| async move { drop(socket) }).await;
+    let terminal = terminal(|target, mut socket| async move {
+        if target.contains("refused") {
+            let code = 1008.into();
+            socket.close(Some(CloseFrame { code, reason: "refused".into() })).await.unwrap();
+            return;
+        }
+        if !target.contains("gone") {
+            let connected = json!({"type": "connected", "session_id": "T", "mode": "pipe", "role": "viewer"});
+            socket.send(text(&connected)).await.unwrap();
+        }
+        if target.contains("over") {
+            let code = 4001.into();
+            socket.close(Some(CloseFrame { code, reason: "TAKEN_OVER".into() })).await.unwrap();
+        }
+    })
+    .await;
     let mut connection = terminal.attach(&Attach::default()).await.unwrap();
+    let connected = TerminalEvent::Connected { terminal: false, viewer: true };
+    assert_eq!(connection.recv().await.unwrap(), Some(connected));
     assert!(matches!(connection.recv().await, Err(Error::Broken { .. })));
     assert_eq!(connection.recv().await.unwrap(), None);
+
+    let mut taken = terminal.sandbox().terminal("over").attach(&Attach::default()).await.unwrap();
+    taken.recv().await.unwrap();
+    let error = taken.recv().await.unwrap_err();
+    assert!(matches!(error, Error::Closed { code: 4001, .. }) && error.is_conflict(), "{error}");
+
+    let gone = terminal.sandbox().terminal("gone").attach(&Attach::default()).await.unwrap_err();
+    assert!(matches!(gone, Error::Broken { .. }), "{gone}");
+    // As a proxy refuses; the daemon then says why.
+    let refused = terminal.sandbox().terminal("refused").attach(&Attach::default()).await.unwrap_err();
+    assert!(refused.is_not_found(), "{refused}");
     for (id, conflict) in [("taken", true), ("plain", false), ("wrong", false)] {
         let other = terminal.sandbox().terminal(id);
         let error = other.attach(&Attach { pipe: true, viewer: true, since: None, takeover: false }).await;

@@ -109,6 +109,14 @@ impl Files<'_> {
 
     /// Reads a file from `offset` to its end, for going on with a download that broke off.
     ///
+    /// ```no_run
+    /// # async fn example(sandbox: opensandbox::Sandbox) -> opensandbox::Result<()> {
+    /// let have = 1_000_000;
+    /// let rest = sandbox.files().download_from("/tmp/big.bin", have).await?.bytes().await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// As [`Files::download_range`].
     pub async fn download_from(&self, path: &str, offset: u64) -> Result<Download> {

@@ -35,7 +35,7 @@ async fn all_of_a_create_arrives() {
         assert_eq!(info.image.unwrap().uri, "host");
         assert_eq!(info.entrypoint, ["sleep", "600"]);
         assert_eq!(info.metadata.unwrap()["team"], "search");
-        assert_eq!(info.extensions.unwrap()["access.renew.extend.seconds"], "300");
+        assert_eq!(info.extensions.unwrap()["opensandbox.extensions.note"], "x");
         let life = info.expires_at.unwrap().as_micros() - before.as_micros();
         assert!((89_000_000..120_000_000).contains(&life), "{life}");
         let output = sandbox.shell("echo $A $B; nproc --all >/dev/null").output().await?.checked()?;
@@ -50,7 +50,7 @@ async fn all_of_a_create_arrives() {
         .env("A", "1")
         .envs([("B", "2")])
         .metadata("team", "search")
-        .extension("access.renew.extend.seconds", "300")
+        .extension("opensandbox.extensions.note", "x")
         .resource("cpu", "500m")
         .resource("memory", "256Mi")
         .platform("linux", std::env::consts::ARCH.replace("x86_64", "amd64").replace("aarch64", "arm64"))
@@ -115,7 +115,7 @@ async fn lists_are_filtered_and_paged() {
 
     filter.page_size = Some(1);
     let all = client.list_all(filter.clone()).collect().await.unwrap();
-    let newest_first: Vec<&str> = ids.iter().rev().map(|sandbox| sandbox.id()).collect();
+    let newest_first: Vec<&str> = ids.iter().rev().map(opensandbox::Sandbox::id).collect();
     assert_eq!(all.iter().map(|sandbox| sandbox.id.as_str()).collect::<Vec<_>>(), newest_first);
     filter.page = Some(3);
     let mut last = client.list_all(filter);
