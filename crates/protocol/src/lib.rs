@@ -7,6 +7,7 @@ pub mod boot;
 pub mod error;
 pub mod execd;
 pub mod ids;
+pub mod image;
 pub mod labels;
 pub mod lifecycle;
 pub mod quantity;
