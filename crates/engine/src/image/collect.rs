@@ -98,7 +98,7 @@ impl ImageStore {
         {
             return Ok(BTreeSet::from([reference.to_string()]));
         }
-        let names = Names::new(index.clone(), None, &self.layer_path(""), None, &BTreeMap::new());
+        let names = Names::new(index.clone(), None, &self.layer_path(""), Arc::clone(&self.host), &BTreeMap::new());
         let Some(image) = names.by_id(name) else {
             let alias = names::alias_key(name).is_ok_and(|key| index.aliases.contains_key(&key));
             return Err(if alias {
@@ -123,6 +123,8 @@ impl ImageStore {
     /// # Errors
     /// Failures of the file system. What was not deleted stays known and is tried again next time.
     pub fn collect(&self) -> Result<Removed> {
+        // Before the lock, which making it would wait for.
+        let host = self.host.get()?;
         let lock = self.lock_layers(FlockOperation::LockExclusive)?;
         let mut temporary = Temporary::look(self.root())?;
         let uses = Uses::look(self.data_dir())?;
@@ -144,9 +146,9 @@ impl ImageStore {
             self.forget_uses(index)
         })?;
         let hosts = self.root().join("host");
-        let current = self.host.as_ref().and_then(|host| host.roots.first()?.lowers.first());
+        let current = host.as_ref().and_then(|host| host.roots.first()?.lowers.first());
         for old in list_dir(&hosts)?.into_iter().map(|name| hosts.join(name)) {
-            if self.host.is_some() && Some(&old) != current && !uses.holds(&old) {
+            if host.is_some() && Some(&old) != current && !uses.holds(&old) {
                 temporary.discard(self.root(), &old)?;
             }
         }

@@ -10,6 +10,7 @@
 
 use super::decompress::hex_digest;
 use super::error::{Error, Result};
+use super::workspace::Workspace;
 use super::{Config, HOST, Image, Root, architecture};
 use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
@@ -19,6 +20,7 @@ use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Component, Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// Bumped when the generated files or the rules change.
 const VERSION: &[u8] = b"host skeleton 1";
@@ -188,9 +190,38 @@ enum Item {
     Link(PathBuf),
 }
 
+/// The built-in image of a store, made when it is first asked for: on a machine with much in its `/etc` that takes a
+/// quarter of a second, in which a server can answer already.
+#[derive(Debug)]
+pub(super) struct HostImage {
+    /// Root of the machine; `None` for a store without the image.
+    machine: Option<PathBuf>,
+    /// Directory of the store.
+    store: PathBuf,
+    made: Mutex<Option<Arc<Image>>>,
+}
+
+impl HostImage {
+    pub(super) fn new(machine: Option<PathBuf>, store: &Path) -> Self {
+        Self { machine, store: store.to_owned(), made: Mutex::default() }
+    }
+
+    /// The image. Blocks while it is being made.
+    pub(super) fn get(&self) -> Result<Option<Arc<Image>>> {
+        let Some(machine) = &self.machine else { return Ok(None) };
+        // A panic leaves nothing half made: the value is set as a whole.
+        let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
+        if made.is_none() {
+            let workspace = Workspace::new(&self.store)?;
+            *made = Some(Arc::new(prepare(machine, &self.store.join("host"), workspace.path())?));
+        }
+        Ok(made.clone())
+    }
+}
+
 /// Makes sure that the skeleton for the present state of `machine` lies below `skeletons`, and describes the image.
 /// `work` is an empty directory of the same file system.
-pub(super) fn prepare(machine: &Path, skeletons: &Path, work: &Path) -> Result<Image> {
+fn prepare(machine: &Path, skeletons: &Path, work: &Path) -> Result<Image> {
     let mut survey = Survey { machine, items: BTreeMap::new(), hash: Sha256::new_with_prefix(VERSION) };
     for pattern in ETC {
         survey.pattern(pattern)?;

@@ -1,6 +1,7 @@
 //! What a name stands for: a stored reference, an alias, the built-in image, or an image's id.
 
 use super::error::{Error, Result};
+use super::host::HostImage;
 use super::index::{ImageRecord, Index, Stamp};
 use super::reference::Reference;
 use super::{HOST, Image, Root};
@@ -15,13 +16,21 @@ pub(super) struct Names {
     pub(super) index: Index,
     /// Aliases of the index over those of the configuration.
     pub(super) aliases: BTreeMap<String, String>,
-    host: Option<Arc<Image>>,
+    host: Arc<HostImage>,
     /// Directory of the layers.
     layers: PathBuf,
     /// By complete reference.
     references: BTreeMap<String, Arc<Image>>,
     /// Every common spelling of every reference and alias.
-    spellings: HashMap<String, Arc<Image>>,
+    spellings: HashMap<String, Found>,
+}
+
+/// What a name leads to.
+#[derive(Clone, Debug)]
+enum Found {
+    /// The built-in image, which is made when it is first asked for.
+    Host,
+    Stored(Arc<Image>),
 }
 
 impl Names {
@@ -29,7 +38,7 @@ impl Names {
         index: Index,
         stamp: Option<Stamp>,
         layers: &Path,
-        host: Option<Arc<Image>>,
+        host: Arc<HostImage>,
         configured: &BTreeMap<String, String>,
     ) -> Self {
         let mut references = BTreeMap::new();
@@ -48,16 +57,15 @@ impl Names {
 
     fn spell(&mut self) {
         let mut spellings = HashMap::new();
-        if let Some(host) = &self.host {
-            spellings.insert(HOST.to_owned(), Arc::clone(host));
-            spellings.insert(format!("{HOST}:latest"), Arc::clone(host));
+        for name in [HOST.to_owned(), format!("{HOST}:latest")] {
+            spellings.insert(name, Found::Host);
         }
         let names = self.references.keys().chain(self.aliases.keys());
         for reference in names.filter_map(|name| Reference::parse(name).ok()) {
             // An alias that leads nowhere, or in a circle, is told about when somebody asks for it.
-            if let Ok(Some(image)) = self.find(&reference, 0) {
+            if let Ok(Some(found)) = self.find(&reference, 0) {
                 for spelling in reference.spellings() {
-                    spellings.entry(spelling).or_insert_with(|| Arc::clone(&image));
+                    spellings.entry(spelling).or_insert_with(|| found.clone());
                 }
             }
         }
@@ -66,31 +74,39 @@ impl Names {
 
     /// Looks a name up: a stored reference first, then an alias, the built-in image, an id.
     pub(super) fn resolve(&self, name: &str) -> Result<Option<Arc<Image>>> {
-        if let Some(image) = self.spellings.get(name) {
-            return Ok(Some(Arc::clone(image)));
-        }
-        let found = Reference::parse(name).and_then(|reference| self.find(&reference, 0));
+        let found = match self.spellings.get(name) {
+            Some(found) => Some(found.clone()),
+            None => match Reference::parse(name).and_then(|reference| self.find(&reference, 0)) {
+                Ok(None) | Err(Error::InvalidName { .. }) if self.by_id(name).is_some() => {
+                    return Ok(self.by_id(name));
+                }
+                other => other?,
+            },
+        };
         match found {
-            Ok(None) | Err(Error::InvalidName { .. }) if self.by_id(name).is_some() => Ok(self.by_id(name)),
-            other => other,
+            Some(Found::Host) => self.host.get(),
+            Some(Found::Stored(image)) => Ok(Some(image)),
+            None => Ok(None),
         }
     }
 
-    fn find(&self, reference: &Reference, depth: usize) -> Result<Option<Arc<Image>>> {
+    fn find(&self, reference: &Reference, depth: usize) -> Result<Option<Found>> {
         const MOST_ALIASES: usize = 8;
         let full = reference.to_string();
-        if let Some(image) = self.references.get(&full) {
-            return Ok(Some(Arc::clone(image)));
-        }
-        if let Some(image) = reference.digest().and_then(|digest| self.by_digest(digest)) {
-            return Ok(Some(image));
+        let stored = self
+            .references
+            .get(&full)
+            .cloned()
+            .or_else(|| reference.digest().and_then(|digest| self.by_digest(digest)));
+        if let Some(image) = stored {
+            return Ok(Some(Found::Stored(image)));
         }
         let any_tag = format!("{}:*", reference.repository());
         let Some(target) = self.aliases.get(&full).or_else(|| self.aliases.get(&any_tag)) else {
             return Ok(None);
         };
         if target == HOST {
-            return Ok(self.host.clone());
+            return Ok(Some(Found::Host));
         }
         if depth == MOST_ALIASES {
             return Err(Error::AliasLoop { name: full });
@@ -138,8 +154,8 @@ impl Names {
     }
 
     /// All images, one per name, the built-in one first.
-    pub(super) fn list(&self) -> Vec<Arc<Image>> {
-        self.host.iter().chain(self.references.values()).cloned().collect()
+    pub(super) fn list(&self) -> Result<Vec<Arc<Image>>> {
+        Ok(self.host.get()?.iter().chain(self.references.values()).cloned().collect())
     }
 }
 

@@ -1,10 +1,11 @@
+use super::Image;
 use super::error::{Error, Result};
+use super::host::HostImage;
 use super::index::{Index, Stamp};
 use super::last_used::Touched;
 use super::limits::Limits;
 use super::names::{self, Names};
 use super::workspace::{Lock, Temporary, Workspace, lock_layers};
-use super::{Image, host};
 use rustix::fs::FlockOperation;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::Permissions;
@@ -48,7 +49,7 @@ pub struct ImageStore {
     limits: Limits,
     pub(super) max_disk: Option<u64>,
     aliases: BTreeMap<String, String>,
-    pub(super) host: Option<Arc<Image>>,
+    pub(super) host: Arc<HostImage>,
     names: RwLock<Arc<Names>>,
     pub(super) release: OnceLock<Release>,
     pub(super) touched: Touched,
@@ -90,17 +91,11 @@ impl ImageStore {
         for (name, target) in options.aliases {
             aliases.insert(names::alias_key(&name)?, names::alias_target(&target)?);
         }
-        let host = match &options.host_root {
-            Some(machine) => {
-                let workspace = Workspace::new(&root)?;
-                Some(Arc::new(host::prepare(machine, &root.join("host"), workspace.path())?))
-            }
-            None => None,
-        };
+        let host = Arc::new(HostImage::new(options.host_root, &root));
         let index_path = root.join("index.json");
         let layers = root.join("layers");
         let (index, stamp) = Index::read(&index_path)?;
-        let names = Names::new(index, stamp, &layers, host.clone(), &aliases);
+        let names = Names::new(index, stamp, &layers, Arc::clone(&host), &aliases);
         let store = Self {
             index: index_path,
             layers,
@@ -220,7 +215,7 @@ impl ImageStore {
     }
 
     fn set_names(&self, index: Index, stamp: Option<Stamp>) -> Arc<Names> {
-        let names = Arc::new(Names::new(index, stamp, &self.layers, self.host.clone(), &self.aliases));
+        let names = Arc::new(Names::new(index, stamp, &self.layers, Arc::clone(&self.host), &self.aliases));
         *self.names.write().unwrap_or_else(PoisonError::into_inner) = Arc::clone(&names);
         names
     }
@@ -264,7 +259,7 @@ impl ImageStore {
     /// # Errors
     /// When the index cannot be read.
     pub fn list(&self) -> Result<Vec<Arc<Image>>> {
-        Ok(self.current()?.list())
+        self.current()?.list()
     }
 
     /// All aliases, those of the configuration included.
@@ -283,7 +278,7 @@ impl ImageStore {
         let (key, target) = (names::alias_key(name)?, names::alias_target(target)?);
         self.update(|index| {
             index.aliases.insert(key.clone(), target.clone());
-            let names = Names::new(index.clone(), None, &self.layers, self.host.clone(), &self.aliases);
+            let names = Names::new(index.clone(), None, &self.layers, Arc::clone(&self.host), &self.aliases);
             names.resolve(&target).map(drop)
         })
     }
