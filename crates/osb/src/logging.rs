@@ -1,4 +1,5 @@
-//! The server's log: standard output, or files that are put aside when they are full.
+//! The server's log: standard output, or files that are put aside when they are full; then requests have one of
+//! their own.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
@@ -6,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::Context as _;
+use osb_server::ACCESS_TARGET;
 use osb_server::config::{LogConfig, LogLevel};
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::fmt::MakeWriter;
@@ -19,11 +21,16 @@ pub(crate) fn start(config: &LogConfig) -> anyhow::Result<()> {
         LogLevel::Debug => "debug",
     };
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(level));
+    let access = if config.file_enabled { "info" } else { "off" };
+    let filter = filter.add_directive(format!("{ACCESS_TARGET}={access}").parse()?);
     let builder = tracing_subscriber::fmt().with_env_filter(filter).with_target(false);
     let result = if config.file_enabled {
-        let file = LogFile::open(&config.file_path, config.file_max_bytes, config.file_backup_count)
-            .with_context(|| format!("log file {}", config.file_path.display()))?;
-        builder.with_ansi(false).with_writer(file).try_init()
+        let open = |path: &Path| {
+            LogFile::open(path, config.file_max_bytes, config.file_backup_count)
+                .with_context(|| format!("log file {}", path.display()))
+        };
+        let files = Files { main: open(&config.file_path)?, access: open(&config.access_file_path)? };
+        builder.with_ansi(false).with_writer(files).try_init()
     } else {
         let terminal = io::IsTerminal::is_terminal(&io::stdout());
         builder.with_ansi(terminal).with_writer(io::stdout).try_init()
@@ -100,11 +107,22 @@ impl Write for &LogFile {
     }
 }
 
-impl<'a> MakeWriter<'a> for LogFile {
+/// One file for what the server does, one for what it is asked.
+#[derive(Debug)]
+struct Files {
+    main: LogFile,
+    access: LogFile,
+}
+
+impl<'a> MakeWriter<'a> for Files {
     type Writer = &'a LogFile;
 
     fn make_writer(&'a self) -> Self::Writer {
-        self
+        &self.main
+    }
+
+    fn make_writer_for(&'a self, metadata: &tracing::Metadata<'_>) -> Self::Writer {
+        if metadata.target() == ACCESS_TARGET { &self.access } else { &self.main }
     }
 }
 
@@ -136,6 +154,24 @@ mod tests {
         assert_eq!(
             parts(dir.path()),
             [pair("log", "five\n"), pair("log.1", "four is long\n"), pair("log.2", "three\n")]
+        );
+    }
+
+    #[test]
+    fn requests_have_a_file_of_their_own() {
+        let dir = tempfile::tempdir().unwrap();
+        let open = |name: &str| LogFile::open(&dir.path().join(name), 1000, 1).unwrap();
+        let files = Files { main: open("server"), access: open("access") };
+        let log =
+            tracing_subscriber::fmt().with_ansi(false).without_time().with_target(false).with_writer(files);
+        tracing::subscriber::with_default(log.finish(), || {
+            tracing::info!("serving");
+            tracing::info!(target: ACCESS_TARGET, "GET /health 200");
+        });
+        let pair = |name: &str, text: &str| (name.to_owned(), text.to_owned());
+        assert_eq!(
+            parts(dir.path()),
+            [pair("access", " INFO GET /health 200\n"), pair("server", " INFO serving\n")]
         );
     }
 

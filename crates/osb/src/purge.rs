@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, bail};
 use osb_engine::net::Network;
 use osb_runtime::Runtime as _;
-use osb_runtime_embedded::EmbeddedRuntime;
+use osb_runtime_embedded::{EmbeddedRuntime, Images};
 use osb_server::config::Config;
 
 use crate::{execd, server};
@@ -26,7 +26,7 @@ pub(crate) async fn run(config: &Config) -> anyhow::Result<()> {
     }
     let mut engine = server::engine_config(&config.embedded, execd::find()?);
     engine.ready_slots = 0;
-    let runtime = EmbeddedRuntime::start(engine)?;
+    let runtime = EmbeddedRuntime::start(engine, Images::stored_only(data_dir))?;
     let instance = runtime.engine().instance().to_owned();
     // No sandbox is known: whatever carries this instance's name is removed.
     runtime.adopt(Vec::new()).await?;

@@ -10,13 +10,14 @@ use clap::Args;
 use osb_cli::{exit, printable};
 use osb_engine::net::{Cidr, Mode, NetConfig};
 use osb_engine::{CheckResult, DEFAULT_DROP, EngineConfig, ExecdSource, Limits, UserNamespace};
-use osb_runtime_embedded::EmbeddedRuntime;
+use osb_runtime_embedded::{Credentials, EmbeddedRuntime, Images, RegistrySettings, Settings};
 use osb_server::config::{
-    Config, EmbeddedConfig, Env, Loaded, NetworkMode, Source, UserNamespaceMode, env as config_env, load,
+    Config, EmbeddedConfig, Env, Loaded, NetworkMode, PullPolicy, RegistryConfig, Source, UserNamespaceMode,
+    env as config_env, load,
 };
 use tokio::signal::unix::{SignalKind, signal};
 
-use crate::{execd, logging, purge};
+use crate::{execd, guard, logging, purge};
 
 /// Arguments of the server.
 #[derive(Debug, Args)]
@@ -44,7 +45,7 @@ pub(crate) fn run(args: ServerArgs) -> anyhow::Result<u8> {
         runtime.block_on(purge::run(&config))?;
         return Ok(exit::SUCCESS);
     }
-    let loaded = load(args.config.as_deref(), &env)?;
+    let loaded = guard::load(args.config.as_deref(), &env)?;
     logging::start(&loaded.config.log)?;
     let result = runtime.block_on(serve(loaded));
     // What still runs is either a connection that had its time or a thread that waits for nothing.
@@ -71,7 +72,8 @@ async fn serve(loaded: Loaded) -> anyhow::Result<()> {
     let listener = osb_server::bind(&config)
         .await
         .with_context(|| format!("cannot listen on {}:{}", config.server.host, config.server.port))?;
-    let engine = EmbeddedRuntime::start(engine_config(&config.embedded, execd::find()?))?;
+    let images = image_settings(&config.embedded)?;
+    let engine = EmbeddedRuntime::start(engine_config(&config.embedded, execd::find()?), images)?;
     let shutdown = async move {
         let signal = tokio::select! {
             _ = terminate.recv() => "SIGTERM",
@@ -107,6 +109,7 @@ pub(crate) fn engine_config(config: &EmbeddedConfig, execd: ExecdSource) -> Engi
         spawners: config.spawners.unwrap_or(usual.spawners),
         ready_slots: config.ready_slots,
         image_aliases: config.image_aliases.clone(),
+        image_max_disk: config.images.max_disk.map(|most| most.0),
         default_limits: Limits {
             cpu_nanos: config.default_limits.cpu.0,
             memory_bytes: config.default_limits.memory.0,
@@ -144,6 +147,58 @@ pub(crate) fn engine_config(config: &EmbeddedConfig, execd: ExecdSource) -> Engi
     }
 }
 
+/// Where images come from, by the file's settings. Reads the files of passwords.
+pub(crate) fn image_settings(config: &EmbeddedConfig) -> anyhow::Result<Images> {
+    let images = &config.images;
+    let usual = Settings::new(config.data_dir.join("downloads"));
+    let mut registries = std::collections::BTreeMap::new();
+    for (host, registry) in &config.registries {
+        let settings =
+            registry_settings(registry).with_context(|| format!("embedded.registries.{host:?}"))?;
+        registries.insert(host.clone(), settings);
+    }
+    Ok(Images {
+        policy: match images.pull_policy {
+            PullPolicy::IfNotPresent => osb_runtime_embedded::PullPolicy::IfNotPresent,
+            PullPolicy::Always => osb_runtime_embedded::PullPolicy::Always,
+            PullPolicy::Never => osb_runtime_embedded::PullPolicy::Never,
+        },
+        default_registry: images.default_registry.clone(),
+        registries: Settings {
+            registries,
+            docker_config: images.docker_config.clone(),
+            concurrent_downloads: images.concurrent_downloads,
+            max_image_bytes: images.max_disk.map_or(usual.max_image_bytes, |most| most.0),
+            reserve_bytes: config.disk_reserve.0,
+            ..usual
+        },
+    })
+}
+
+fn registry_settings(registry: &RegistryConfig) -> anyhow::Result<RegistrySettings> {
+    let password = match (&registry.password, &registry.password_file) {
+        (Some(password), _) => Some(password.0.clone()),
+        (None, Some(path)) => {
+            let text = std::fs::read_to_string(path);
+            let text = text.with_context(|| format!("password_file {}", path.display()))?;
+            // Editors and `echo` end the line.
+            Some(text.trim_end_matches(['\r', '\n']).to_owned())
+        }
+        (None, None) => None,
+    };
+    let credentials = registry
+        .username
+        .clone()
+        .zip(password)
+        .map(|(username, password)| Credentials { username, password });
+    Ok(RegistrySettings {
+        mirrors: registry.mirrors.clone(),
+        plain_http: registry.plain_http,
+        credentials,
+        ca_file: registry.ca_file.clone(),
+    })
+}
+
 /// Says whether the server would start and what sandboxes would lack.
 fn check(explicit: Option<&Path>, env: &Env) -> anyhow::Result<u8> {
     let config = read_config(explicit, env)?;
@@ -160,6 +215,16 @@ fn check(explicit: Option<&Path>, env: &Env) -> anyhow::Result<u8> {
             lines.extend(warnings.into_iter().map(|warning| (CheckResult::Warn, "configuration", warning)));
         }
         Err(error) => lines.push((CheckResult::Fail, "configuration", error.to_string())),
+    }
+    match image_settings(&config.embedded).and_then(|images| Ok(images.check()?)) {
+        Ok(()) => {
+            let what = match config.embedded.images.pull_policy {
+                PullPolicy::Never => "images are not pulled".to_owned(),
+                _ => format!("{} set up", config.embedded.registries.len()),
+            };
+            lines.push((CheckResult::Ok, "registries", what));
+        }
+        Err(error) => lines.push((CheckResult::Fail, "registries", format!("{error:#}"))),
     }
     match execd::find() {
         Ok(execd) => {
@@ -223,6 +288,8 @@ mod tests {
             disk_reserve = "2Gi"
             drop_capabilities = ["NET_RAW"]
             execd_listen_tcp = true
+            [embedded.images]
+            max_disk = "3Gi"
             [embedded.default_limits]
             cpu = "500m"
             memory = "1Gi"
@@ -248,6 +315,56 @@ mod tests {
         assert_eq!((engine.drop_capabilities, engine.listen_tcp), (vec!["NET_RAW".to_owned()], true));
         let limits = Limits { cpu_nanos: 500_000_000, memory_bytes: 1 << 30, pids: 99 };
         assert_eq!(engine.default_limits, limits);
+        assert_eq!(engine.image_max_disk, Some(3 << 30));
+    }
+
+    #[test]
+    fn every_setting_of_images_reaches_the_puller() {
+        let dir = tempfile::tempdir().unwrap();
+        let password = dir.path().join("password");
+        std::fs::write(&password, "from a file\n").unwrap();
+        let text = format!(
+            r#"
+            [embedded]
+            data_dir = "/data"
+            disk_reserve = "2Gi"
+            [embedded.images]
+            pull_policy = "always"
+            max_disk = "3Gi"
+            docker_config = "/d/config.json"
+            concurrent_downloads = 7
+            default_registry = "127.0.0.1:5000"
+            [embedded.registries."127.0.0.1:5000"]
+            plain_http = true
+            username = "u"
+            password_file = "{}"
+            [embedded.registries."docker.io"]
+            mirrors = ["mirror.example"]
+            ca_file = "/ca.pem"
+            "#,
+            password.display()
+        );
+        let (config, warnings) = Config::parse(&text, &Env::default()).unwrap();
+        assert_eq!(warnings, Vec::<String>::new());
+        let images = image_settings(&config.embedded).unwrap();
+        assert_eq!(images.policy, osb_runtime_embedded::PullPolicy::Always);
+        assert_eq!(images.default_registry, "127.0.0.1:5000");
+        let registries = images.registries;
+        assert_eq!(registries.docker_config.as_deref(), Some(Path::new("/d/config.json")));
+        assert_eq!(registries.downloads_dir, Path::new("/data/downloads"));
+        assert_eq!((registries.concurrent_downloads, registries.reserve_bytes), (7, 2 << 30));
+        assert_eq!(registries.max_image_bytes, 3 << 30);
+        let local = &registries.registries["127.0.0.1:5000"];
+        let account = Credentials { username: "u".to_owned(), password: "from a file".to_owned() };
+        assert_eq!((local.plain_http, local.credentials.as_ref()), (true, Some(&account)));
+        let hub = &registries.registries["docker.io"];
+        assert_eq!(
+            (hub.mirrors.as_slice(), hub.ca_file.as_deref()),
+            (&["mirror.example".to_owned()][..], Some(Path::new("/ca.pem")))
+        );
+        std::fs::remove_file(&password).unwrap();
+        let error = format!("{:#}", image_settings(&config.embedded).unwrap_err());
+        assert!(error.contains("127.0.0.1:5000") && error.contains("password_file"), "{error}");
     }
 
     #[test]

@@ -5,25 +5,90 @@
 
 mod ended;
 mod environment;
+mod failure;
+mod images;
+mod pulls;
 
+use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
 use async_trait::async_trait;
+use futures_util::{FutureExt, TryFutureExt};
+use osb_engine::image::{ImageStore, Reference};
 use osb_engine::{CreateParams, Engine, EngineConfig, Event, Record};
 use osb_protocol::ids::SandboxId;
 use osb_protocol::quantity::MemoryBytes;
 use osb_runtime::{
-    Adopted, ConnectError, CreateError, Created, Handle, Limits, Runtime, RuntimeError, RuntimeEvent,
-    SandboxSpec, Stream, Target,
+    Adopted, ConnectError, CreateError, Created, Fetch, FetchProgress, Handle, Image, ImageSource, Limits,
+    Runtime, RuntimeError, RuntimeEvent, SandboxSpec, Stream, Target,
 };
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 
-pub use osb_engine::StartError;
+use images::Naming;
+use pulls::Pulls;
+
+pub use images::PullPolicy;
+pub use osb_registry::{Credentials, RegistrySettings, Settings};
+
+/// Where images come from.
+#[derive(Debug, Clone)]
+pub struct Images {
+    /// When a registry is asked.
+    pub policy: PullPolicy,
+    /// Registry of names that name none.
+    pub default_registry: String,
+    /// How registries are reached.
+    pub registries: Settings,
+}
+
+impl Images {
+    /// Stored images alone.
+    pub fn stored_only(data_dir: &Path) -> Self {
+        Self {
+            policy: PullPolicy::Never,
+            default_registry: images::DOCKER_HUB.to_owned(),
+            registries: Settings::new(data_dir.join("downloads")),
+        }
+    }
+
+    fn naming(&self) -> Naming {
+        Naming { policy: self.policy, default_registry: self.default_registry.clone() }
+    }
+
+    /// What a registry is asked for: the name itself, or what an alias of the store makes of it.
+    ///
+    /// # Errors
+    /// The name can be none, or aliases lead in a circle.
+    pub fn target(&self, store: &ImageStore, name: &str) -> Result<Reference, CreateError> {
+        self.naming().target(store, name)
+    }
+
+    /// Whether pulls could begin with these settings.
+    ///
+    /// # Errors
+    /// Names the setting.
+    pub fn check(&self) -> Result<(), osb_registry::Error> {
+        osb_registry::Puller::new(self.registries.clone()).map(drop)
+    }
+}
+
+/// Why the runtime cannot start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// The engine cannot.
+    #[error(transparent)]
+    Engine(#[from] osb_engine::StartError),
+    /// The settings of registries cannot work.
+    #[error(transparent)]
+    Registries(#[from] osb_registry::Error),
+}
 
 /// Sandboxes on this host's kernel.
 #[derive(Debug)]
 pub struct EmbeddedRuntime {
     engine: Engine,
+    naming: Naming,
+    pulls: Pulls,
     defaults: osb_engine::Limits,
     events: Mutex<Option<mpsc::UnboundedReceiver<RuntimeEvent>>>,
 }
@@ -34,14 +99,17 @@ impl EmbeddedRuntime {
     ///
     /// # Errors
     /// Says what this machine lacks, or that another server uses the data directory.
-    pub fn start(config: EngineConfig) -> Result<Self, StartError> {
+    pub fn start(config: EngineConfig, images: Images) -> Result<Self, StartError> {
+        let naming = images.naming();
+        let puller = osb_registry::Puller::new(images.registries)?;
         let defaults = config.default_limits;
         let engine = Engine::start(config)?;
         let (sender, receiver) = mpsc::unbounded_channel();
         if let Some(events) = engine.events() {
             tokio::spawn(translate(events, sender));
         }
-        Ok(Self { engine, defaults, events: Mutex::new(Some(receiver)) })
+        let pulls = Pulls::new(engine.clone(), naming.clone(), puller);
+        Ok(Self { engine, naming, pulls, defaults, events: Mutex::new(Some(receiver)) })
     }
 
     /// The engine, for what only it can tell (`osb server --check`, image commands).
@@ -76,18 +144,25 @@ async fn translate(mut events: mpsc::UnboundedReceiver<Event>, sender: mpsc::Unb
 
 #[async_trait]
 impl Runtime for EmbeddedRuntime {
-    async fn create(&self, spec: SandboxSpec) -> Result<Created, CreateError> {
+    async fn find_image(&self, source: &ImageSource) -> Result<Option<Image>, CreateError> {
+        Ok(self.naming.find(self.engine.images(), source)?.map(Image::new))
+    }
+
+    fn fetch_image(&self, source: ImageSource) -> Fetch {
+        match self.pulls.join(source) {
+            Ok((progress, done)) => Fetch { progress, done: done.map_ok(Image::new).boxed() },
+            Err(error) => {
+                let (_, progress) = watch::channel(FetchProgress::default());
+                Fetch { progress, done: std::future::ready(Err(error)).boxed() }
+            }
+        }
+    }
+
+    async fn create(&self, spec: SandboxSpec, image: Image) -> Result<Created, CreateError> {
         let limits = self.limits(spec.limits)?;
-        let image = self
-            .engine
-            .images()
-            .resolve(&spec.image)
-            .map_err(|error| image_error(&spec.image, &error))?
-            .ok_or_else(|| CreateError::ImageNotFound {
-                reference: spec.image.clone(),
-                hint: ": load it with `osb image load PATH --name NAME`, or use the built-in image 'host'"
-                    .to_owned(),
-            })?;
+        let image = image
+            .get::<osb_engine::image::Image>()
+            .ok_or_else(|| CreateError::Failed("the image belongs to another runtime".to_owned()))?;
         let environment = environment::of(&image.config.env, spec.env, spec.line_endings);
         let created = self
             .engine
@@ -177,21 +252,6 @@ impl Runtime for EmbeddedRuntime {
     }
 }
 
-/// A name that can be none is the caller's fault, all else is ours.
-fn image_error(name: &str, error: &osb_engine::image::Error) -> CreateError {
-    /// Most of a name that is repeated.
-    const SHOWN: usize = 255;
-    match error {
-        osb_engine::image::Error::InvalidName { .. } if name.len() > SHOWN => {
-            CreateError::InvalidParameter("image.uri is longer than an image's name can be".to_owned())
-        }
-        osb_engine::image::Error::InvalidName { .. } => {
-            CreateError::InvalidParameter(format!("image.uri: {error}"))
-        }
-        error => CreateError::Failed(format!("the image store cannot be read: {error}")),
-    }
-}
-
 fn create_error(error: osb_engine::CreateError) -> CreateError {
     match error {
         osb_engine::CreateError::Entrypoint { program, reason } => {
@@ -212,20 +272,13 @@ fn engine_error(error: osb_engine::EngineError) -> RuntimeError {
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_name_that_can_be_none_is_the_callers_fault() {
-        let refused = |name: &str| {
-            let error = osb_engine::image::Reference::parse(name).unwrap_err();
-            image_error(name, &error)
-        };
-        let long = "a".repeat(100_000);
-        for name in ["/etc", "../../etc", "UPPER CASE!!", &long] {
-            let CreateError::InvalidParameter(message) = refused(name) else { panic!("{name}") };
-            assert!(message.starts_with("image.uri") && message.len() < 600, "{message}");
-        }
+/// An error and its causes in one line.
+pub(crate) fn told(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text = format!("{text}: {error}");
+        cause = error.source();
     }
+    text
 }
