@@ -328,7 +328,7 @@ impl Inner {
 /// nobody needs any more.
 async fn keep_images(inner: Weak<Inner>, mut stopped: watch::Receiver<bool>) {
     const LOOK: Duration = Duration::from_secs(2);
-    /// After a look that found only what sandboxes stand on.
+    /// The longest wait, while sandboxes stand on what is to be deleted.
     const LATER: Duration = Duration::from_secs(30);
     let mut wait = LOOK;
     loop {
@@ -350,7 +350,7 @@ async fn keep_images(inner: Weak<Inner>, mut stopped: watch::Receiver<bool>) {
             inner.images.collect().map(|removed| removed.kept)
         });
         match done.await {
-            Ok(Ok(kept)) => wait = if kept > 0 { LATER } else { LOOK },
+            Ok(Ok(kept)) => wait = if kept > 0 { (wait * 2).min(LATER) } else { LOOK },
             Ok(Err(error)) => tracing::warn!(%error, "removed images cannot be deleted from the disk"),
             Err(error) => tracing::error!(%error, "removed images were not deleted in order"),
         }

@@ -98,7 +98,8 @@ impl ImageStore {
         {
             return Ok(BTreeSet::from([reference.to_string()]));
         }
-        let names = Names::new(index.clone(), None, &self.layer_path(""), Arc::clone(&self.host), &BTreeMap::new());
+        let names =
+            Names::new(index.clone(), None, &self.layer_path(""), Arc::clone(&self.host), &BTreeMap::new());
         let Some(image) = names.by_id(name) else {
             let alias = names::alias_key(name).is_ok_and(|key| index.aliases.contains_key(&key));
             return Err(if alias {
@@ -236,18 +237,27 @@ impl ImageStore {
             })?;
             let Some(evicted) = evicted else { break };
             tracing::info!(names = ?evicted.names, "an image was removed to make room (max_disk)");
-            self.told_removed(&evicted);
-            self.collect()?;
-        }
-        // A server lets go of what it has prepared of these images, but not at once.
-        for _ in 0..10 {
-            if freed(self)? >= bytes || !self.has_garbage()? || self.release.get().is_some() {
-                break;
-            }
-            std::thread::sleep(Duration::from_millis(500));
-            self.collect()?;
+            self.collect_released(&evicted)?;
         }
         freed(self)
+    }
+
+    /// Deletes the layers of images that were just removed. What is prepared of them is given up, by a server in another
+    /// process within seconds: only for what a sandbox runs on there is nothing to wait for.
+    fn collect_released(&self, removed: &Removed) -> Result<()> {
+        const PAUSE: Duration = Duration::from_millis(100);
+        const PAUSES: usize = 60;
+        for _ in 0..PAUSES {
+            self.told_removed(removed);
+            self.collect()?;
+            let uses = Uses::look(self.data_dir())?;
+            let stands = |layer: &String| uses.runs_on(&self.layer_path(layer));
+            if unused(&self.current()?.index).iter().all(stands) {
+                break;
+            }
+            std::thread::sleep(PAUSE);
+        }
+        Ok(())
     }
 
     /// Bytes that images take which cannot be removed now, and those images that sandboxes run of, the largest first.
