@@ -86,7 +86,7 @@ impl Downloads {
     }
 }
 
-/// Runs what may block for long. The process ends when its work panics, so a lost task is only seen at its end.
+/// Runs what may block for long on a thread for such work.
 pub(crate) async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T> + Send + 'static,
 ) -> Result<T> {

@@ -190,7 +190,7 @@ pub(crate) fn document(bytes: &[u8], content_type: &str) -> Result<Document, Ref
             if [said, given].iter().any(|text| kind(text) == (false, true)) {
                 return Err(malformed("an index under the media type of something else"));
             }
-            Ok(Document::Index(offers(&manifests)?))
+            Ok(Document::Index(offers(manifests)?))
         }
         (None, Some(config), Some(layers)) => {
             if [said, given].iter().any(|text| kind(text) == (true, true)) {
@@ -204,19 +204,14 @@ pub(crate) fn document(bytes: &[u8], content_type: &str) -> Result<Document, Ref
     }
 }
 
-fn offers(manifests: &[RawPart]) -> Result<Vec<Offer>, Refusal> {
+fn offers(manifests: Vec<RawPart>) -> Result<Vec<Offer>, Refusal> {
     let mut offers = Vec::new();
     for raw in manifests {
         let attests = |map: &std::collections::BTreeMap<_, _>| map.contains_key("vnd.docker.reference.type");
         if raw.annotations.as_ref().is_some_and(attests) {
             continue;
         }
-        let platform = raw.platform.as_ref().map(|platform| Platform {
-            os: platform.os.clone(),
-            architecture: platform.architecture.clone(),
-            variant: platform.variant.clone().filter(|variant| !variant.is_empty()),
-        });
-        offers.push(Offer { part: raw.part()?, platform });
+        offers.push(Offer { part: raw.part()?, platform: raw.platform.map(Platform::from) });
     }
     Ok(offers)
 }

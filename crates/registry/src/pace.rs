@@ -36,7 +36,7 @@ impl<'a> Body<'a> {
                 let reason = format!("{} broke off: {}", self.what, causes(error));
                 return Err(Failure::passing(Error::Unavailable { registry: self.registry.into(), reason }));
             }
-            Err(_) => None.ok_or_else(|| self.stalled())?,
+            Err(_) => return Err(self.stalled()),
         };
         self.waited += begin.elapsed();
         if let Some(chunk) = &chunk {
@@ -57,22 +57,19 @@ impl<'a> Body<'a> {
         })
     }
 
+    fn too_large(&self, limit: u64) -> Failure {
+        Failure::last(Error::TooLarge { registry: self.registry.into(), what: self.what.into(), limit })
+    }
+
     /// The whole body, of at most `limit` bytes; a longer one is refused as soon as it is known.
     pub(crate) async fn whole(mut self, limit: u64) -> Result<Vec<u8>, Failure> {
-        let too_large = || {
-            Failure::last(Error::TooLarge { registry: self.registry.into(), what: self.what.into(), limit })
-        };
         if self.response.content_length().is_some_and(|length| length > limit) {
-            return Err(too_large());
+            return Err(self.too_large(limit));
         }
         let mut whole = Vec::new();
         while let Some(chunk) = self.chunk().await? {
             if whole.len() as u64 + chunk.len() as u64 > limit {
-                return Err(Failure::last(Error::TooLarge {
-                    registry: self.registry.into(),
-                    what: self.what.into(),
-                    limit,
-                }));
+                return Err(self.too_large(limit));
             }
             whole.extend_from_slice(&chunk);
         }

@@ -118,10 +118,10 @@ impl Puller {
         };
         let flight = self.0.images.get(order, Flight::default);
         let image = flight.get(self.0.resolve(reference, &platform, credentials)).await?;
-        let is_known = |layer: &&Layer| {
+        let is_wanted = |layer: &&Layer| {
             !known_layers(layer.part.digest.as_str()) && !known_layers(layer.diff_id.as_str())
         };
-        let wanted: Vec<&Layer> = image.layers.iter().filter(is_known).collect();
+        let wanted: Vec<&Layer> = image.layers.iter().filter(is_wanted).collect();
         self.0.check_space(&wanted)?;
         let layers = self.0.download(&image, &wanted, progress).await?;
         let (target, whole) = (directory.to_owned(), Arc::clone(&image));
@@ -170,8 +170,9 @@ impl Shop {
     ) -> Result<Image> {
         let endpoints = self.endpoints.of(reference.host())?;
         let mut sources = Vec::new();
-        for endpoint in endpoints {
-            let is_last = endpoint.name() == reference.host();
+        let last = endpoints.len() - 1;
+        for (number, endpoint) in endpoints.into_iter().enumerate() {
+            let is_last = number == last;
             // The caller's credentials are for the registry that the name tells, not for its mirrors.
             let own = credentials.clone().filter(|_| is_last);
             let login = self.login(&endpoint, own).await?;
