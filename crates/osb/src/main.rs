@@ -2,8 +2,11 @@
 //! argument, and hands over.
 
 mod execd;
+mod guard;
 mod image;
+mod init_config;
 mod logging;
+mod pages;
 mod purge;
 mod server;
 
@@ -11,16 +14,13 @@ use std::ffi::{OsStr, OsString};
 use std::path::Path;
 use std::process::ExitCode;
 
-use clap::{Args, Parser, Subcommand};
+use clap::error::ErrorKind;
+use clap::{Args, ColorChoice, Command, CommandFactory as _, Parser, Subcommand};
 use osb_cli::{Globals, Streams, exit};
 
-/// Sandboxes for programs that nobody has read.
-///
-/// Exit codes: 0 success, 1 failure, 2 wrong command line. `run` and `command run` pass the program's own code on
-/// (128 + signal when a signal ended it), 127 when it cannot be executed, and 125 when it was not run or its end is
-/// not known.
+/// Isolated machines for programs that nobody has read
 #[derive(Debug, Parser)]
-#[command(name = "osb", version, disable_help_subcommand = true)]
+#[command(name = "osb", version, disable_help_subcommand = true, after_help = exit::help())]
 struct Osb {
     #[command(flatten)]
     globals: Globals,
@@ -39,6 +39,23 @@ enum Role {
     /// Serve the API
     #[command(disable_help_flag = true)]
     Server(Rest),
+    /// Write completions for a shell
+    Completions {
+        /// Which shell
+        shell: pages::Shell,
+    },
+    /// Write manual pages, one for each command
+    Man {
+        /// Directory for the pages; is made
+        #[arg(value_name = "DIR")]
+        directory: std::path::PathBuf,
+    },
+    /// Show the help of a command, or a page about a topic
+    Help {
+        /// Words of the command, or the topic
+        #[arg(value_name = "WORD")]
+        words: Vec<String>,
+    },
 }
 
 /// Arguments of a role that has a command line of its own: it knows nothing of connections. Here the role is only
@@ -49,30 +66,22 @@ struct Rest {
     rest: Vec<OsString>,
 }
 
-/// Images stored on this machine, with or without a running server.
+/// Images stored on this machine, with or without a running server
 #[derive(Debug, Parser)]
-#[command(name = "osb image", version, disable_help_subcommand = true)]
+#[command(name = "image", version, disable_help_subcommand = true)]
 struct OsbImage {
     #[command(subcommand)]
     action: image::ImageAction,
 }
 
-/// Serve the API.
+/// Serve the API
 #[derive(Debug, Parser)]
-#[command(name = "osb server", version)]
+#[command(name = "server", version, args_conflicts_with_subcommands = true, disable_help_subcommand = true)]
 struct OsbServer {
     #[command(flatten)]
     server: server::ServerArgs,
-}
-
-/// The command line of a program named `opensandbox-server`.
-#[derive(Debug, Parser)]
-#[command(name = "opensandbox-server", version, args_conflicts_with_subcommands = true)]
-struct OpensandboxServer {
-    #[command(flatten)]
-    server: server::ServerArgs,
     /// Accepted and without effect
-    #[arg(long)]
+    #[arg(long, hide = true)]
     reload: bool,
     #[command(subcommand)]
     action: Option<ServerAction>,
@@ -80,8 +89,11 @@ struct OpensandboxServer {
 
 #[derive(Debug, Subcommand)]
 enum ServerAction {
-    /// Write a configuration file (not in this version)
-    InitConfig(Rest),
+    /// Write a configuration file in which every key is explained
+    InitConfig(init_config::InitConfigArgs),
+    /// Move snapshots to another store (later)
+    #[command(disable_help_flag = true)]
+    MigrateSnapshots(Rest),
 }
 
 fn main() -> ExitCode {
@@ -90,43 +102,93 @@ fn main() -> ExitCode {
     if let Some(code) = args.get(1).and_then(|role| role.to_str()).and_then(osb_engine::helper_main) {
         return code;
     }
-    // Fails only when a provider is installed already, and then there is one.
-    let _ = rustls::crypto::ring::default_provider().install_default();
     if called_as(args.first().map(OsString::as_os_str)) == "opensandbox-server" {
-        return opensandbox_server(OpensandboxServer::parse_from(args));
+        return serve(parse(OsbServer::command().name("opensandbox-server"), args));
     }
     match args.get(1).and_then(|role| role.to_str()) {
-        Some("server") => serve(OsbServer::parse_from(&args[1..]).server),
+        Some("server") => serve(parse(part("server"), args.into_iter().skip(1).collect())),
         Some("image") => {
-            let action = OsbImage::parse_from(&args[1..]).action;
+            let OsbImage { action } = parse(part("image"), args.into_iter().skip(1).collect());
+            install_cryptography();
             client(|mut streams| async move {
                 image::run(action, &mut streams).await.unwrap_or_else(|error| failure(&error))
             })
         }
-        _ => match Osb::parse_from(args) {
-            Osb { globals, role: Role::Client(action) } => client(|mut streams| async move {
+        _ => osb(parse(osb_cli::with_examples(Osb::command()), args)),
+    }
+}
+
+fn osb(Osb { globals, role }: Osb) -> ExitCode {
+    let done = match role {
+        Role::Client(action) => {
+            install_cryptography();
+            return client(|mut streams| async move {
                 let var = |name: &str| std::env::var(name).ok();
                 osb_cli::run(&globals, action, var, &mut streams).await
-            }),
-            Osb { role: Role::Image(_) | Role::Server(_), .. } => {
-                failure(&anyhow::anyhow!("connection options do not go with this command: put it first"));
-                ExitCode::from(exit::USAGE)
-            }
-        },
+            });
+        }
+        Role::Image(_) | Role::Server(_) => {
+            failure(&anyhow::anyhow!("connection options do not go with this command: put it first"));
+            return ExitCode::from(exit::USAGE);
+        }
+        Role::Completions { shell } => pages::completions(shell),
+        Role::Man { directory } => pages::manual(&directory),
+        Role::Help { words } => pages::help(&words),
+    };
+    ExitCode::from(done.unwrap_or_else(|error| failure(&error)))
+}
+
+/// The whole program as one tree, for pages and completions.
+fn whole() -> Command {
+    let tree = Osb::command()
+        .mut_subcommand("image", |_| OsbImage::command())
+        .mut_subcommand("server", |_| OsbServer::command());
+    osb_cli::with_examples(tree)
+}
+
+/// One role of the tree as a program of its own.
+fn part(name: &str) -> Command {
+    let tree = match name {
+        "image" => OsbImage::command(),
+        _ => OsbServer::command(),
+    };
+    let within = Command::new("osb").subcommand(tree);
+    let within = osb_cli::with_examples(within);
+    within.find_subcommand(name).cloned().unwrap_or_else(OsbServer::command).bin_name(format!("osb {name}"))
+}
+
+/// Parses a command line, or says what is wrong with it and ends.
+fn parse<T: clap::FromArgMatches>(command: Command, args: Vec<OsString>) -> T {
+    let plain = args.iter().take_while(|arg| *arg != "--").any(|arg| arg == "--no-color");
+    let mut command = if plain { command.color(ColorChoice::Never) } else { command };
+    let parsed = command.try_get_matches_from_mut(args).and_then(|matches| T::from_arg_matches(&matches));
+    match parsed {
+        Ok(parsed) => parsed,
+        Err(error) if error.kind() == ErrorKind::DisplayVersion => {
+            use std::io::Write as _;
+            // In the words of the protocol's own client.
+            let _ = writeln!(std::io::stdout(), "opensandbox, version {}", env!("CARGO_PKG_VERSION"));
+            std::process::exit(i32::from(exit::SUCCESS))
+        }
+        Err(error) => error.format(&mut command).exit(),
     }
 }
 
-fn serve(args: server::ServerArgs) -> ExitCode {
-    ExitCode::from(server::run(args).unwrap_or_else(|error| failure(&error)))
+/// Fails only when a provider is installed already, and then there is one.
+fn install_cryptography() {
+    let _ = rustls::crypto::ring::default_provider().install_default();
 }
 
-fn opensandbox_server(args: OpensandboxServer) -> ExitCode {
-    if let Some(ServerAction::InitConfig(_)) = args.action {
-        return ExitCode::from(failure(&anyhow::anyhow!(
-            "init-config is not in this version; the server runs without a file, and docs/configuration.md lists all keys"
-        )));
-    }
-    serve(args.server)
+fn serve(args: OsbServer) -> ExitCode {
+    install_cryptography();
+    let done = match args.action {
+        None => server::run(args.server),
+        Some(ServerAction::InitConfig(args)) => return ExitCode::from(init_config::run(&args)),
+        Some(ServerAction::MigrateSnapshots(_)) => {
+            Err(anyhow::anyhow!("`migrate-snapshots` comes later: snapshots are not in this version"))
+        }
+    };
+    ExitCode::from(done.unwrap_or_else(|error| failure(&error)))
 }
 
 /// The last part of the name that this program was called under.
@@ -186,10 +248,31 @@ mod tests {
 
     #[test]
     fn command_lines_are_well_formed() {
-        <Osb as clap::CommandFactory>::command().debug_assert();
-        <OsbImage as clap::CommandFactory>::command().debug_assert();
-        <OsbServer as clap::CommandFactory>::command().debug_assert();
-        <OpensandboxServer as clap::CommandFactory>::command().debug_assert();
+        whole().debug_assert();
+        part("image").debug_assert();
+        part("server").debug_assert();
+    }
+
+    /// Whether a help text has an example, and every example is a command line that is taken.
+    #[test]
+    fn every_command_has_examples_and_they_are_right() {
+        fn leaves(command: &Command, path: &str, missing: &mut Vec<String>) {
+            for sub in command.get_subcommands() {
+                leaves(sub, &format!("{path} {}", sub.get_name()), missing);
+            }
+            let help = command.clone().render_long_help().to_string();
+            let later = command.get_name() == "migrate-snapshots";
+            if !command.has_subcommands() && !help.contains("Example") && !later {
+                missing.push(path.to_owned());
+            }
+        }
+        let mut missing = Vec::new();
+        leaves(&whole(), "osb", &mut missing);
+        assert!(missing.is_empty(), "{missing:?}");
+        for words in osb_cli::command_lines() {
+            let taken = whole().try_get_matches_from(&words);
+            assert!(taken.is_ok(), "{words:?}: {}", taken.unwrap_err());
+        }
     }
 
     #[test]
