@@ -191,6 +191,7 @@ def test_image_config_counts_for_entrypoint_and_commands(puller, public):
         "User": "worker",
         "Entrypoint": ["/no/such/entrypoint"],
         "Cmd": ["never"],
+        "Volumes": {"/data/deep": {}},
     }
     reference = public.push("config:1", config=config)
     sandbox = created(
@@ -201,6 +202,7 @@ def test_image_config_counts_for_entrypoint_and_commands(puller, public):
         log = until("the entrypoint spoke", lambda: (text := client.get(f"/v1/sandboxes/{sandbox}/diagnostics/logs").text).count("\n") >= 2 and text)
     assert log.split() == ["/work/deep", "1000", "yes", "request"]
     assert run(puller, sandbox, "pwd; id -u; echo $FROM_IMAGE $BOTH").split() == ["/work/deep", "1000", "yes", "request"]
+    assert run(puller, sandbox, "ls -d /data/deep") == "/data/deep"
     delete(puller, sandbox)
 
 
@@ -243,7 +245,8 @@ def test_creates_at_once_share_one_download(puller, public, line):
     answers = [call.wait() for call in calls]
     assert [answer.status_code for answer in answers] == [202] * 3, [answer.text for answer in answers]
     blobs = public.blob_downloads(name)
-    assert len(blobs) == len(set(blobs)), "each blob travels once"
+    # A layer that another image brought does not travel at all.
+    assert len(blobs) == len(set(blobs)) >= 2, "each blob travels once"
     for answer in answers:
         delete(puller, answer.json()["id"])
 
@@ -279,7 +282,7 @@ def test_a_client_that_leaves_finds_the_image_next_time(puller, public, line):
     line.allow(100 << 20)
     sandbox = created(puller, body(reference))
     blobs = public.blob_downloads(name)
-    assert len(blobs) == len(set(blobs))
+    assert len(blobs) == len(set(blobs)) >= 2
     assert delete(puller, sandbox) == 204
 
 
