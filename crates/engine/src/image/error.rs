@@ -250,7 +250,7 @@ impl Error {
 }
 
 fn did_you_mean(similar: &[String]) -> String {
-    if similar.is_empty() { String::new() } else { format!("; did you mean {}?", similar.join(" or ")) }
+    if similar.is_empty() { String::new() } else { format!(" (did you mean {}?)", similar.join(" or ")) }
 }
 
 fn counted(count: usize, one: &str, many: &str) -> String {

@@ -77,7 +77,10 @@ impl ImageStore {
         let reference = options.reference.map(parse_name).transpose()?;
         let workspace = self.workspace()?;
         let metadata = std::fs::metadata(path).map_err(|error| Error::io("open", path, error))?;
-        let path = &std::fs::canonicalize(path).map_err(|error| Error::io("open", path, error))?;
+        // A pipe has no name but the one it is given by: what `/dev/stdin` leads to is none.
+        let named = metadata.is_file() || metadata.is_dir();
+        let path = &if named { std::fs::canonicalize(path) } else { std::path::absolute(path) }
+            .map_err(|error| Error::io("open", path, error))?;
         let budget = Budget::new(self, path)?;
         let load = Load { store: self, workspace: &workspace, progress, options: &options, budget };
         if !metadata.is_dir() {

@@ -284,6 +284,23 @@ fn root_archives_and_directories() {
 }
 
 #[test]
+fn archives_from_pipes() {
+    need_root!();
+    let fixture = Fixture::new();
+    for data in [
+        archive(&oci(&two_layers(), Some("a:b"), gzip)),
+        gzip(&archive(&oci(&two_layers(), Some("a:b"), gzip))),
+    ] {
+        let (reader, mut writer) = std::io::pipe().unwrap();
+        let path = format!("/dev/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&reader));
+        let written = std::thread::spawn(move || std::io::Write::write_all(&mut writer, &data).unwrap());
+        check(&fixture.store.load(Path::new(&path), None, &|_| ()).unwrap().images[0]);
+        written.join().unwrap();
+        fixture.store.remove("a:b", false).unwrap();
+    }
+}
+
+#[test]
 fn busybox_runs_from_a_directory() {
     need_root!();
     let fixture = Fixture::new();

@@ -51,6 +51,9 @@ impl Meter {
 }
 
 fn text(what: &str, bytes: u64, total: u64, rest: &str) -> String {
+    if total == 0 && bytes == 0 {
+        return format!("{what}  {rest}");
+    }
     if total == 0 {
         return format!("{what} {}  {rest}", size_in_words(bytes));
     }
@@ -70,7 +73,7 @@ mod tests {
 
     #[test]
     fn the_bar_never_overflows() {
-        assert_eq!(text("x", 5, 0, "r"), "x 5 B  r");
+        assert_eq!((text("x", 5, 0, "r"), text("x", 0, 0, "r")), ("x 5 B  r".into(), "x  r".into()));
         assert_eq!(text("x", 0, 10, "").matches('█').count(), 0);
         assert_eq!(text("x", 5, 10, "").matches('█').count(), BAR / 2);
         assert_eq!(text("x", u64::MAX, 10, "").matches('░').count(), 0);

@@ -24,10 +24,10 @@ use meter::Meter;
 pub(crate) enum ImageAction {
     /// Store an image: an archive (docker save, OCI, root file system) or a directory
     ///
-    /// Examples: `osb image load app.tar`, `docker save app | osb image load /dev/stdin`,
+    /// Examples: `osb image load app.tar`, `docker save app | osb image load -`,
     /// `osb image load --name base:12 rootfs.tar.zst`
     Load {
-        /// Archive or directory
+        /// Archive or directory; `-` is an archive on standard input
         path: PathBuf,
         /// Name to store it under, when the archive has none or another
         #[arg(long, value_name = "REFERENCE")]
@@ -193,6 +193,7 @@ pub(crate) async fn run(action: ImageAction, streams: &mut Streams) -> anyhow::R
     match action {
         ImageAction::Load { path, name, common } => {
             let store = common.open()?;
+            let path = if path.as_os_str() == "-" { PathBuf::from("/dev/stdin") } else { path };
             let options = LoadOptions { reference: name.as_deref(), ..LoadOptions::default() };
             let meter = Meter::new(streams.stderr_is_terminal);
             let loaded = store.load_with(&path, options, &|progress| meter.show(progress));

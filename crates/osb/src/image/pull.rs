@@ -3,7 +3,7 @@
 use anyhow::{Context as _, bail};
 use clap::Args;
 use osb_cli::Streams;
-use osb_engine::image::LoadOptions;
+use osb_engine::image::{LoadOptions, Reference};
 use osb_registry::{Credentials, Phase, Platform, Progress, Puller};
 use tokio::io::AsyncReadExt as _;
 use tokio::sync::watch;
@@ -36,6 +36,7 @@ pub(super) async fn run(args: PullArgs, streams: &mut Streams) -> anyhow::Result
     };
     let images = args.common.images()?;
     let store = args.common.open()?;
+    Reference::parse(&args.name)?;
     let name = images.target(&store, &args.name)?.to_string();
     let puller = Puller::new(images.registries)?;
     let workspace = store.workspace()?;
