@@ -332,7 +332,7 @@ def test_failures_name_their_cause(puller, public):
         (f"{public.host}/there:2", 500, PULL_FAILED, "not found"),
         (f"{public.host}/nowhere:1", 500, PULL_FAILED, "not found"),
         (f"{public.host}/there@sha256:{'0' * 64}", 500, PULL_FAILED, "not found"),
-        ("127.0.0.1:1/a:1", 503, PULL_FAILED, "not available"),
+        ("127.0.0.1:1/a:1", 500, PULL_FAILED, "not available"),
         ("Not/A Name", 400, "SANDBOX::INVALID_PARAMETER", "invalid image name"),
     ]:
         answer = create(puller, body(uri, metadata={"tag": "failed"}))

@@ -22,13 +22,12 @@ pub(crate) fn of_pull(reference: &str, error: osb_registry::Error) -> CreateErro
         Error::RateLimited { retry_after, .. } => {
             fetch(FetchError::Busy { reason: text, retry_after: retry_after.unwrap_or(BUSY_FOR) })
         }
-        Error::Unavailable { .. } => fetch(FetchError::Unavailable(format!(
+        Error::Unavailable { .. } => fetch(FetchError::Failed(format!(
             "{text}; without that registry, load the image from a file with `osb image load`"
         ))),
-        Error::Stalled { .. } | Error::Truncated { .. } => fetch(FetchError::Unavailable(text)),
         Error::NoSpace { .. } => full(text),
         Error::Disk { source, .. } if source.kind() == std::io::ErrorKind::StorageFull => full(text),
-        _ => fetch(FetchError::Refused(text)),
+        _ => fetch(FetchError::Failed(text)),
     }
 }
 
@@ -39,7 +38,7 @@ pub(crate) fn of_load(reference: &str, error: &osb_engine::image::Error) -> Crea
     let error = match error {
         Error::NoSpace { .. } => return full(text),
         Error::Platform { .. } => FetchError::Platform(text),
-        _ => FetchError::Refused(text),
+        _ => FetchError::Failed(text),
     };
     CreateError::Fetch { reference: reference.to_owned(), error }
 }
@@ -69,9 +68,9 @@ mod tests {
         assert_eq!(told_busy(limited(None)), BUSY_FOR);
         assert_eq!(told_busy(limited(Some(Duration::from_secs(7)))), Duration::from_secs(7));
         let denied = Error::Denied { registry: registry(), repository: "a".into(), message: String::new() };
-        assert!(matches!(of(denied), CreateError::Fetch { error: FetchError::Refused(_), .. }));
+        assert!(matches!(of(denied), CreateError::Fetch { error: FetchError::Failed(_), .. }));
         let away = Error::Unavailable { registry: registry(), reason: "connection refused".into() };
-        let CreateError::Fetch { error: FetchError::Unavailable(text), .. } = of(away) else { panic!() };
+        let CreateError::Fetch { error: FetchError::Failed(text), .. } = of(away) else { panic!() };
         assert!(text.contains("connection refused") && text.contains("osb image load"), "{text}");
         let disk = |kind: std::io::ErrorKind| Error::Disk {
             action: "write",

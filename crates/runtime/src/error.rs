@@ -48,9 +48,9 @@ pub enum CreateError {
 /// Why an image could not be fetched. Texts tell what whoever asked can do and hold no secret.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum FetchError {
-    /// The request or the source's answer will be the same next time: no such image, no right to it, damaged.
+    /// No such image, no right to it, damaged, or a source that does not answer.
     #[error("{0}")]
-    Refused(String),
+    Failed(String),
     /// The image is there, but not for the platform.
     #[error("{0}")]
     Platform(String),
@@ -62,9 +62,6 @@ pub enum FetchError {
         /// When to try again.
         retry_after: Duration,
     },
-    /// The source does not answer, or failed.
-    #[error("{0}")]
-    Unavailable(String),
 }
 
 /// Why a call on the runtime failed.

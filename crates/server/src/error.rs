@@ -79,9 +79,6 @@ pub enum ApiError {
         /// For `Retry-After`.
         retry_after_seconds: u64,
     },
-    /// The image's registry does not answer, or fails.
-    #[error("{0}")]
-    ImagePullUnavailable(String),
     /// The sandbox went before it ran.
     #[error("the sandbox was deleted before it ran")]
     DeletedMeanwhile,
@@ -229,7 +226,6 @@ impl ApiError {
             Self::Volume(code, _) => (StatusCode::BAD_REQUEST, code),
             Self::ImagePull(_) => (StatusCode::INTERNAL_SERVER_ERROR, code::IMAGE_PULL_FAILED),
             Self::ImagePullLater { .. } => (StatusCode::TOO_MANY_REQUESTS, code::IMAGE_PULL_FAILED),
-            Self::ImagePullUnavailable(_) => (StatusCode::SERVICE_UNAVAILABLE, code::IMAGE_PULL_FAILED),
             Self::DeletedMeanwhile => (StatusCode::CONFLICT, code::NOT_RUNNING),
             Self::StartFailed(_) => (StatusCode::INTERNAL_SERVER_ERROR, code::START_FAILED),
             Self::DeleteFailed(_) => (StatusCode::INTERNAL_SERVER_ERROR, code::DELETE_FAILED),
@@ -293,7 +289,7 @@ impl From<CreateError> for ApiError {
     fn from(error: CreateError) -> Self {
         match error {
             CreateError::ImageNotFound { .. } => Self::ImagePull(error.to_string()),
-            CreateError::Fetch { error: FetchError::Refused(_), .. } => Self::ImagePull(error.to_string()),
+            CreateError::Fetch { error: FetchError::Failed(_), .. } => Self::ImagePull(error.to_string()),
             CreateError::Fetch { error: FetchError::Platform(_), .. } => {
                 Self::InvalidParameter(error.to_string())
             }
@@ -301,9 +297,6 @@ impl From<CreateError> for ApiError {
                 message: error.to_string(),
                 retry_after_seconds: whole_seconds(retry_after),
             },
-            CreateError::Fetch { error: FetchError::Unavailable(_), .. } => {
-                Self::ImagePullUnavailable(error.to_string())
-            }
             CreateError::Entrypoint { .. } => Self::InvalidParameter(error.to_string()),
             CreateError::InvalidParameter(message) => Self::InvalidParameter(message),
             CreateError::Exhausted { what, retry_after } => {

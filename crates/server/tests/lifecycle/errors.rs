@@ -34,7 +34,6 @@ fn every_error_has_one_status_and_code() {
             429,
             "DOCKER::SANDBOX_IMAGE_PULL_FAILED",
         ),
-        (ApiError::ImagePullUnavailable(text()), 503, "DOCKER::SANDBOX_IMAGE_PULL_FAILED"),
         (ApiError::DeletedMeanwhile, 409, "DOCKER::SANDBOX_NOT_RUNNING"),
         (ApiError::Stopping, 503, "GENERAL::UNKNOWN_ERROR"),
         (ApiError::StartFailed(text()), 500, "DOCKER::SANDBOX_START_FAILED"),

@@ -167,14 +167,13 @@ async fn a_client_that_leaves_takes_its_sandbox_along_and_the_fetch_goes_on() {
 #[tokio::test]
 async fn a_fetch_that_fails_is_the_answer_and_leaves_nothing() {
     for (error, status, code) in [
-        (FetchError::Refused("no such image".to_owned()), 500, "DOCKER::SANDBOX_IMAGE_PULL_FAILED"),
+        (FetchError::Failed("no such image".to_owned()), 500, "DOCKER::SANDBOX_IMAGE_PULL_FAILED"),
         (FetchError::Platform("only windows".to_owned()), 400, "SANDBOX::INVALID_PARAMETER"),
         (
             FetchError::Busy { reason: "slow down".to_owned(), retry_after: Duration::from_millis(6500) },
             429,
             "DOCKER::SANDBOX_IMAGE_PULL_FAILED",
         ),
-        (FetchError::Unavailable("refused".to_owned()), 503, "DOCKER::SANDBOX_IMAGE_PULL_FAILED"),
     ] {
         let server = Server::new().await;
         *server.fake.fetch_error.lock().unwrap() = Some(error.clone());
