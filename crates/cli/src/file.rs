@@ -318,8 +318,9 @@ pub(crate) async fn run(context: &Context, action: FileAction, streams: &mut Str
             let change = BTreeMap::from([(path.clone(), Replacement { old, new })]);
             let counts = sandbox.handle(context).files().replace(&change).await?;
             let count = counts.get(&path).copied().unwrap_or(0);
+            let message = format!("replaced in {path}: {count}");
             let properties = vec![("path", Cell::from(&path)), ("replaced_count", Cell::from(count))];
-            let json = json!({"path": path, "replaced_count": count});
+            let json = json!({"status": "ok", "message": message, "path": path, "replaced_count": count});
             context.printer(output.output).object(streams, properties, &json).await?;
         }
     }
@@ -348,7 +349,22 @@ async fn entries_out(
         })
         .collect();
     let headings = ["path", "type", "size", "mode", "owner", "group", "modified_at"];
-    context.printer(output.output).list(streams, &headings, rows, &entries).await
+    let json: Vec<_> = entries.iter().map(entry_json).collect();
+    context.printer(output.output).list(streams, &headings, rows, &json).await
+}
+
+/// A file under the names that the SDKs give its properties.
+fn entry_json(entry: &FileInfo) -> serde_json::Value {
+    json!({
+        "path": entry.path,
+        "entry_type": entry.kind,
+        "size": entry.size,
+        "mode": entry.mode,
+        "owner": entry.owner,
+        "group": entry.group,
+        "created_at": entry.created_at,
+        "modified_at": entry.modified_at,
+    })
 }
 
 async fn paths_out(

@@ -43,35 +43,35 @@ use settings::Context;
 #[derive(Debug, Clone, Default, Args)]
 pub struct Globals {
     /// API key [env: OPEN_SANDBOX_API_KEY]
-    #[arg(long, global = true, value_name = "KEY", help_heading = "Connection")]
+    #[arg(long, global = true, value_name = "KEY", help_heading = "Global options")]
     pub api_key: Option<String>,
     /// Server as host:port, with or without http:// [env: OPEN_SANDBOX_DOMAIN] [default: localhost:8080]
-    #[arg(long, global = true, value_name = "HOST:PORT", help_heading = "Connection")]
+    #[arg(long, global = true, value_name = "HOST:PORT", help_heading = "Global options")]
     pub domain: Option<String>,
     /// http or https [env: OPEN_SANDBOX_PROTOCOL] [default: http]
-    #[arg(long, global = true, value_name = "SCHEME", help_heading = "Connection")]
+    #[arg(long, global = true, value_name = "SCHEME", help_heading = "Global options")]
     pub protocol: Option<String>,
     /// Time limit of ordinary calls [env: OPEN_SANDBOX_REQUEST_TIMEOUT] [default: 30]
-    #[arg(long, global = true, value_name = "SECONDS", help_heading = "Connection")]
+    #[arg(long, global = true, value_name = "SECONDS", help_heading = "Global options")]
     #[arg(value_parser = clap::value_parser!(u64).range(1..))]
     pub request_timeout: Option<u64>,
     /// Reach sandboxes through the server (the default) [env: OPEN_SANDBOX_USE_SERVER_PROXY]
-    #[arg(long, global = true, overrides_with = "no_use_server_proxy", help_heading = "Connection")]
+    #[arg(long, global = true, overrides_with = "no_use_server_proxy", help_heading = "Global options")]
     pub use_server_proxy: bool,
     /// Reach sandboxes at addresses of their own
-    #[arg(long, global = true, help_heading = "Connection")]
+    #[arg(long, global = true, help_heading = "Global options")]
     pub no_use_server_proxy: bool,
     /// Settings file [default: ~/.opensandbox/config.toml]
-    #[arg(long, global = true, value_name = "FILE", help_heading = "Connection")]
+    #[arg(long, global = true, value_name = "FILE", help_heading = "Global options")]
     pub config: Option<std::path::PathBuf>,
     /// Settings of this [profiles.NAME] in the settings file [env: OPEN_SANDBOX_PROFILE]
-    #[arg(long, global = true, value_name = "NAME", help_heading = "Connection")]
+    #[arg(long, global = true, value_name = "NAME", help_heading = "Global options")]
     pub profile: Option<String>,
     /// Say which server and settings are used
-    #[arg(short, long, global = true, help_heading = "Connection")]
+    #[arg(short, long, global = true, help_heading = "Global options")]
     pub verbose: bool,
     /// Never colour output
-    #[arg(long, global = true)]
+    #[arg(long, global = true, help_heading = "Global options")]
     pub no_color: bool,
 }
 
@@ -125,7 +125,19 @@ pub enum Action {
     CredentialVault(later::VaultAction),
 }
 
+/// Finds the program that an image brings along; `None` when the image is not known.
+pub type ImageCommand = fn(&str) -> anyhow::Result<Option<Vec<String>>>;
+
 impl Action {
+    /// Lets `run` without a command run the image's own.
+    #[must_use]
+    pub fn with_image_command(mut self, find: ImageCommand) -> Self {
+        if let Self::Run(args) = &mut self {
+            args.image_command = Some(find);
+        }
+        self
+    }
+
     /// Exit code of a failure that is not the program's own.
     fn failure_code(&self) -> u8 {
         match self {

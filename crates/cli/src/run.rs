@@ -12,6 +12,7 @@ use osb_client::{Sandbox, Upload};
 use tokio::io::AsyncWriteExt as _;
 use tokio::time::{Instant, interval_at};
 
+use crate::ImageCommand;
 use crate::args::key_value;
 use crate::command::{Program, ProgramArgs, finish, follow, quoted};
 use crate::copy::{download_into, upload_into};
@@ -54,9 +55,11 @@ pub struct RunArgs {
     argv: bool,
     #[command(flatten)]
     program: ProgramArgs,
-    /// Program and arguments, best behind --; one word with blanks is text for the shell
-    #[arg(required = true, trailing_var_arg = true, value_name = "COMMAND")]
+    /// Program and arguments, best behind --; one word with blanks is text for the shell [default: the image's own]
+    #[arg(trailing_var_arg = true, value_name = "COMMAND")]
     words: Vec<String>,
+    #[arg(skip)]
+    pub(crate) image_command: Option<ImageCommand>,
 }
 
 /// Splits where the place in the sandbox begins.
@@ -114,21 +117,55 @@ pub(crate) async fn run(context: &Context, args: RunArgs, streams: &mut Streams)
         },
         false => None,
     };
-    let program = Program::from_words(args.words, args.argv);
-    let work = Work { copy_in: args.copy_in, copy_out: args.copy_out, input, program, args: args.program };
-    let made = progress::while_pending(context, Some(image), streams.stderr_is_terminal, create.send());
+    // The image's own command is known when the image is: it may be fetched only now.
+    let own = match args.words.is_empty() {
+        true => args.image_command.map(|find| find(&image)).transpose()?.flatten(),
+        false => None,
+    };
+    let terminal = streams.stderr_is_terminal;
+    let made = progress::while_pending(context, Some(image.clone()), terminal, create.send());
     let sandbox = match make(made, &mut signals, streams).await? {
         Made::Sandbox(sandbox) => sandbox,
         Made::Signal(signal) => return Ok(exit::SIGNAL + signal),
     };
+    let work = async {
+        let program = match args.words.is_empty() {
+            true => Program::Argv(own_command(&image, own, args.image_command)?),
+            false => Program::from_words(args.words, args.argv),
+        };
+        let work =
+            Work { copy_in: args.copy_in, copy_out: args.copy_out, input, program, args: args.program };
+        work.carry_out(&sandbox, streams).await
+    };
     let ended = tokio::select! {
-        ended = leased(&sandbox, work.carry_out(&sandbox, streams)) => ended.map(Ended::Itself),
+        ended = leased(&sandbox, work) => ended.map(Ended::Itself),
         signal = signals.next() => Ok(Ended::Signal(signal)),
     };
     remove(&sandbox, &mut signals, streams).await;
     match ended? {
         Ended::Itself(code) => Ok(code),
         Ended::Signal(signal) => Ok(exit::SIGNAL + signal),
+    }
+}
+
+/// The program that the image brings along.
+fn own_command(
+    image: &str,
+    known: Option<Vec<String>>,
+    find: Option<ImageCommand>,
+) -> anyhow::Result<Vec<String>> {
+    let known = match known {
+        Some(known) => Some(known),
+        None => find.map(|find| find(image)).transpose()?.flatten(),
+    };
+    match known {
+        None => anyhow::bail!(
+            "what image '{image}' runs by itself is known only where it is stored: name the program behind --"
+        ),
+        Some(words) if words.is_empty() => {
+            anyhow::bail!("image '{image}' has no program of its own: name one behind --")
+        }
+        Some(words) => Ok(words),
     }
 }
 
@@ -268,6 +305,18 @@ mod tests {
         for bad in ["", "/a", "/a:", ":b", "a:b"] {
             assert!(copy_out(bad).is_err(), "{bad}");
         }
+    }
+
+    #[test]
+    fn an_images_own_program_is_found_before_or_after_its_fetch() {
+        let words = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>();
+        let found: ImageCommand = |_| Ok(Some(vec!["/app".to_owned()]));
+        assert_eq!(own_command("i", Some(words(&["a", "b"])), None).unwrap(), ["a", "b"]);
+        assert_eq!(own_command("i", None, Some(found)).unwrap(), ["/app"]);
+        let error = |known, find| own_command("i", known, find).unwrap_err().to_string();
+        assert!(error(None, None).contains("known only where it is stored"));
+        assert!(error(None, Some(|_| Ok(None))).contains("known only where it is stored"));
+        assert!(error(Some(Vec::new()), None).contains("no program of its own"));
     }
 
     #[test]

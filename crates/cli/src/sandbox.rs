@@ -187,7 +187,7 @@ pub(crate) async fn run(
             let shown: Vec<String> = headers.iter().map(|(name, value)| format!("{name}: {value}")).collect();
             let properties =
                 vec![("endpoint", Cell::from(&endpoint.endpoint)), ("headers", Cell::from(shown.join(", ")))];
-            let json = json!({"endpoint": endpoint.endpoint, "headers": headers});
+            let json = json!({"endpoint": endpoint.endpoint, "headers": headers, "origin": null});
             context.printer(output.output).object(streams, properties, &json).await?;
         }
         SandboxAction::Health { sandbox, output } => {

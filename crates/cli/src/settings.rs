@@ -6,7 +6,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
-use osb_client::{Client, Config, Credentials, Sandbox, Settings};
+use osb_client::{Client, Config, Credentials, RetryPolicy, Sandbox, Settings};
 use serde::Deserialize;
 
 use crate::Globals;
@@ -164,7 +164,7 @@ impl Context {
         };
         let allowed = resolved.color && color_allowed(globals.no_color, var);
         Ok(Self {
-            client: Client::new(resolved.config)?,
+            client: Client::with_retry(resolved.config, retries())?,
             image: resolved.image,
             lifetime,
             color_errors: allowed && streams.stderr_is_terminal,
@@ -186,6 +186,15 @@ impl Context {
 
     pub(crate) fn printer(&self, format: Format) -> Printer {
         Printer { format, color: self.color_output }
+    }
+}
+
+/// As often as the SDKs, but sooner: somebody waits.
+fn retries() -> RetryPolicy {
+    RetryPolicy {
+        initial_backoff: Duration::from_millis(100),
+        max_backoff: Duration::from_millis(500),
+        ..RetryPolicy::default()
     }
 }
 

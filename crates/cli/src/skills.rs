@@ -226,7 +226,7 @@ pub(crate) async fn run(
             format => {
                 let json = json!({
                     "skill": skill.name(), "title": skill.title(), "summary": skill.description(),
-                    "content": skill.text(),
+                    "trigger_hint": skill.description(), "content": skill.text(),
                 });
                 printer(format).data(streams, &json).await?;
             }
@@ -280,6 +280,24 @@ async fn done(operations: &[Operation], printer: Printer, streams: &mut Streams)
     Ok(())
 }
 
+/// What is installed for one tool in one scope.
+fn target_json(places: &[Operation]) -> Value {
+    let skills: Vec<Value> = places
+        .iter()
+        .map(|place| {
+            let status = if place.status == Status::NotInstalled { "not installed" } else { "installed" };
+            json!({"skill": place.skill.name(), "status": status, "path": place.path.display().to_string()})
+        })
+        .collect();
+    let first = places.first();
+    json!({
+        "target": first.map(|place| place.target.name()),
+        "label": first.map(|place| place.target.label()),
+        "scope": first.map(|place| place.scope.name()),
+        "skills": skills,
+    })
+}
+
 async fn list(
     home: &std::path::Path,
     format: Format,
@@ -300,13 +318,13 @@ async fn list(
         .map(|skill| {
             json!({
                 "slug": skill.name(), "title": skill.title(), "summary": skill.description(),
-                "marker_id": install::marker(*skill),
+                "trigger_hint": skill.description(), "marker_id": install::marker(*skill),
             })
         })
         .collect();
     let json = json!({
         "skills": skills,
-        "targets": places.iter().map(Operation::to_json).collect::<Vec<_>>(),
+        "targets": places.chunks(Skill::value_variants().len()).map(target_json).collect::<Vec<_>>(),
     });
     if format != Format::Table {
         return printer.data(streams, &json).await;

@@ -828,8 +828,8 @@ async fn top_shows_figures_and_lives_with_sandboxes_that_have_none() {
 #[test]
 fn command_lines_that_are_not_right_end_with_2() {
     for args in [
-        &["run", "host"][..],
-        &["run", "--", "x"],
+        &["run", "host", "-e", "NOVALUE"][..],
+        &["run"],
         &["run", "host", "-e", "NOVALUE", "--", "x"],
         &["sandbox", "kill"],
         &["sandbox", "renew", "s1"],

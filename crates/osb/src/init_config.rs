@@ -183,7 +183,7 @@ mod tests {
         // Empty placeholders are no values; all else about the keys is right.
         match Config::parse(&set, &Env::default()) {
             Ok((_, warnings)) => {
-                assert!(!warnings.iter().any(|text| text.contains("unknown")), "{warnings:?}")
+                assert!(!warnings.iter().any(|text| text.contains("unknown")), "{warnings:?}");
             }
             Err(error) => assert!(!error.to_string().contains("valid TOML"), "{error}\n{set}"),
         }

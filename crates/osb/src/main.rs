@@ -4,6 +4,7 @@
 mod execd;
 mod guard;
 mod image;
+mod image_command;
 mod init_config;
 mod logging;
 mod pages;
@@ -81,7 +82,7 @@ struct OsbServer {
     #[command(flatten)]
     server: server::ServerArgs,
     /// Accepted and without effect
-    #[arg(long, hide = true)]
+    #[arg(long)]
     reload: bool,
     #[command(subcommand)]
     action: Option<ServerAction>,
@@ -122,6 +123,7 @@ fn osb(Osb { globals, role }: Osb) -> ExitCode {
     let done = match role {
         Role::Client(action) => {
             install_cryptography();
+            let action = action.with_image_command(image_command::of);
             return client(|mut streams| async move {
                 let var = |name: &str| std::env::var(name).ok();
                 osb_cli::run(&globals, action, var, &mut streams).await
@@ -168,6 +170,12 @@ fn parse<T: clap::FromArgMatches>(command: Command, args: Vec<OsString>) -> T {
             use std::io::Write as _;
             // In the words of the protocol's own client.
             let _ = writeln!(std::io::stdout(), "opensandbox, version {}", env!("CARGO_PKG_VERSION"));
+            std::process::exit(i32::from(exit::SUCCESS))
+        }
+        Err(error) if error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
+            use std::io::Write as _;
+            // A group without a command shows what it has; that is no mistake.
+            let _ = write!(std::io::stdout(), "{}", error.render());
             std::process::exit(i32::from(exit::SUCCESS))
         }
         Err(error) => error.format(&mut command).exit(),
@@ -273,6 +281,35 @@ mod tests {
             let taken = whole().try_get_matches_from(&words);
             assert!(taken.is_ok(), "{words:?}: {}", taken.unwrap_err());
         }
+    }
+
+    /// The help of every client command, without the options that all have.
+    #[test]
+    fn help_texts_are_as_reviewed() {
+        fn add(command: &Command, path: &str, text: &mut String) {
+            let help = command.clone().bin_name(path).render_help().to_string();
+            let mut global = false;
+            text.push_str(&format!("===== {path}\n"));
+            for line in help.lines() {
+                // Headings stand at the left.
+                if !line.starts_with(' ') && !line.is_empty() {
+                    global = line == "Global options:";
+                }
+                if !global && !line.contains("Print help") {
+                    text.push_str(&format!("{}\n", line.trim_end()));
+                }
+            }
+            for sub in command.get_subcommands() {
+                add(sub, &format!("{path} {}", sub.get_name()), text);
+            }
+        }
+        let mut text = String::new();
+        let mut root = osb_cli::with_examples(Osb::command());
+        root.build();
+        for sub in root.get_subcommands().filter(|sub| !["image", "server"].contains(&sub.get_name())) {
+            add(sub, &format!("osb {}", sub.get_name()), &mut text);
+        }
+        insta::assert_snapshot!("help", text);
     }
 
     #[test]

@@ -3,8 +3,8 @@
 use std::io::Write as _;
 use std::path::Path;
 
-use anyhow::{Context as _, bail};
-use clap::{Command, ValueEnum};
+use anyhow::Context as _;
+use clap::ValueEnum;
 use osb_cli::exit;
 
 use crate::whole;
@@ -42,40 +42,29 @@ pub(crate) fn manual(directory: &Path) -> anyhow::Result<u8> {
 
 /// Shows the help of the command that `words` name, or the page about a topic.
 pub(crate) fn help(words: &[String]) -> anyhow::Result<u8> {
-    let mut root = whole();
-    root.build();
     if let [name] = words
-        && root.find_subcommand(name).is_none()
+        && whole().find_subcommand(name).is_none()
         && let Some(page) = topic(name)
     {
         return out(page.as_bytes());
     }
-    let mut command = &root;
-    for word in words {
-        command = match command.find_subcommand(word) {
-            Some(below) => below,
-            None => bail!("{}", unknown(command, word)),
-        };
+    let error = asked(words);
+    error.print()?;
+    Ok(if error.use_stderr() { exit::USAGE } else { exit::SUCCESS })
+}
+
+/// What the parser says to `osb WORDS --help`: the help, or that there is no such command.
+fn asked(words: &[String]) -> clap::Error {
+    let line = std::iter::once("osb").chain(words.iter().map(String::as_str)).chain(["--help"]);
+    match whole().try_get_matches_from(line) {
+        Err(error) => error,
+        Ok(_) => whole().error(clap::error::ErrorKind::InvalidSubcommand, "no such command"),
     }
-    let help = command.clone().render_long_help();
-    if std::io::IsTerminal::is_terminal(&std::io::stdout()) {
-        return out(help.ansi().to_string().as_bytes());
-    }
-    out(help.to_string().as_bytes())
 }
 
 /// The page about a topic.
 fn topic(_name: &str) -> Option<&'static str> {
     None
-}
-
-fn unknown(command: &Command, word: &str) -> String {
-    let name = command.get_bin_name().unwrap_or("osb");
-    let known: Vec<&str> = command.get_subcommands().map(Command::get_name).collect();
-    match known.is_empty() {
-        true => format!("`{name}` has no command '{word}'"),
-        false => format!("`{name}` has no command '{word}'; it has: {}", known.join(", ")),
-    }
 }
 
 fn out(bytes: &[u8]) -> anyhow::Result<u8> {
@@ -116,8 +105,16 @@ mod tests {
     }
 
     #[test]
-    fn words_that_name_nothing_are_answered_with_what_there_is() {
-        let error = help(&["sandbox".to_owned(), "mkae".to_owned()]).unwrap_err().to_string();
-        assert!(error.contains("`osb sandbox` has no command 'mkae'; it has: create, list"), "{error}");
+    fn help_is_that_of_the_option_and_mistakes_get_a_hint() {
+        let said = |words: &[&str]| {
+            let words: Vec<String> = words.iter().map(|word| (*word).to_owned()).collect();
+            let error = asked(&words);
+            (error.use_stderr(), error.to_string())
+        };
+        let (wrong, text) = said(&["sandbox", "create"]);
+        assert!(!wrong && text.contains("Usage: osb sandbox create") && text.contains("Examples:"), "{text}");
+        let (wrong, text) = said(&["sandbox", "craete"]);
+        assert!(wrong && text.contains("'create'"), "{text}");
+        assert!(said(&["server", "init-config"]).1.contains("Usage: osb server init-config"));
     }
 }

@@ -127,8 +127,13 @@ async fn local_input_does_not_hold_the_program_up() {
 #[tokio::test]
 async fn exit_codes_of_the_program_itself() {
     for (args, expected, words) in [
-        (&["--help"][..], 0, "Sandboxes for programs"),
-        (&["--version"], 0, "osb "),
+        (&["--help"][..], 0, "Isolated machines"),
+        (&["sandbox"], 0, "endpoint"),
+        (&["help", "sandbox", "create"], 0, "--skip-health-check"),
+        (&["help", "sandbox", "craete"], 2, "'create'"),
+        (&["sandbox", "list", "--stat", "x"], 2, "'--state'"),
+        (&["completions", "zsh"], 0, "port-forward"),
+        (&["--version"], 0, "opensandbox, version "),
         (&["server", "--help"], 0, "--purge"),
         (&["image", "--help"], 0, "load"),
         (&["nonsense"], 2, "unrecognized subcommand"),
@@ -154,6 +159,7 @@ async fn called_as_opensandbox_server_it_takes_that_command_line() {
     for (args, expected, words) in [
         (&["--config", "/nonexistent.toml", "--reload"][..], 1, "/nonexistent.toml"),
         (&["init-config", "x", "--example", "docker"], 1, "not in this version"),
+        (&["migrate-snapshots", "--to", "x"], 1, "comes later"),
         (&["--help"], 0, "--reload"),
     ] {
         let mut command = Command::new(&name);
@@ -165,41 +171,51 @@ async fn called_as_opensandbox_server_it_takes_that_command_line() {
 }
 
 #[tokio::test]
-async fn images_are_loaded_named_and_removed_without_a_server() {
-    if !is_root() {
-        eprintln!("skipped: storing images keeps owners, which needs root");
-        return;
-    }
+async fn a_configuration_file_is_written_once() {
     let dir = tempfile::tempdir().unwrap();
-    let root = dir.path().join("root");
-    std::fs::create_dir_all(root.join("bin")).unwrap();
-    std::fs::write(root.join("bin/tool"), "#!/bin/sh\n").unwrap();
-    let data = dir.path().join("data");
-    let image = |args: &[&str]| {
-        let mut command = osb(None, &["image"]);
-        command.args(args).arg("--data-dir").arg(&data);
-        output(command)
-    };
-    let root = root.to_str().unwrap();
-    let (code, _, err) = image(&["load", root]).await;
-    assert_eq!(code, Some(1), "{err}");
-    let (code, out, err) = image(&["load", root, "--name", "my/tool:1"]).await;
-    assert_eq!(code, Some(0), "{err}");
-    assert!(out.starts_with("NAME") && out.contains("my/tool:1"), "{out}");
-    let (_, out, _) = image(&["list", "-o", "json"]).await;
-    let listed: serde_json::Value = serde_json::from_str(&out).unwrap();
-    assert!(listed.as_array().unwrap().iter().any(|image| image["name"] == "host"), "{out}");
-    let (code, out, _) = image(&["inspect", "my/tool:1"]).await;
-    assert!(code == Some(0) && out.contains("platform"), "{out}");
-    let (code, out, _) = image(&["rm", "my/tool:1"]).await;
-    assert_eq!((code, out.as_str()), (Some(0), "OK: image removed: my/tool:1\n"));
-    let (code, _, err) = image(&["inspect", "my/tool:1"]).await;
-    assert!(code == Some(1) && err.starts_with("error: ") && err.contains("osb image list"), "{err}");
-    let (code, _, err) = image(&["rm", "host"]).await;
-    assert!(code == Some(1) && err.contains("built-in"), "{err}");
+    let path = dir.path().join("below/config.toml");
+    let path = path.to_str().unwrap();
+    for (args, expected, words) in [
+        (&["server", "init-config", path][..], 0, "configuration written"),
+        (&["server", "init-config", path], 1, "--force"),
+        (&["server", "init-config", "--force", path], 0, "configuration written"),
+    ] {
+        let (code, out, err) = output(osb(None, args)).await;
+        assert_eq!((code, err.as_str()), (Some(expected), ""), "{args:?}: {out}");
+        assert!(out.contains(words) && out.contains(path), "{out}");
+    }
+    // It is taken as it is; what is missing is a key.
+    let (code, _, err) = output(osb(None, &["server", "--config", path])).await;
+    assert!(code == Some(1) && err.contains("no API key is configured"), "{err}");
 }
 
-fn is_root() -> bool {
-    // The owner of a process's own directory is its effective user.
-    std::os::unix::fs::MetadataExt::uid(&std::fs::metadata("/proc/self").unwrap()) == 0
+#[tokio::test]
+async fn colours_are_for_terminals_and_can_be_switched_off() {
+    // `script` gives the program a terminal.
+    let run = |args: &str, env: &'static str| {
+        let mut command = Command::new("script");
+        let line = format!("{} {args}", env!("CARGO_BIN_EXE_osb"));
+        command
+            .args(["-qec", &line, "/dev/null"])
+            .env_clear()
+            .env("PATH", "/usr/bin:/bin")
+            .env("TERM", "xterm");
+        command.stdin(Stdio::null());
+        if !env.is_empty() {
+            command.env(env, "1");
+        }
+        output(command)
+    };
+    for (args, env, colored) in [
+        ("nonsense", "", true),
+        ("nonsense", "NO_COLOR", false),
+        ("--no-color nonsense", "", false),
+        ("--domain user@host sandbox list", "", true),
+        ("--domain user@host sandbox list", "NO_COLOR", false),
+        ("--no-color --domain user@host sandbox list", "", false),
+    ] {
+        let (_, out, _) = run(args, env).await;
+        assert!(out.contains("error:"), "{out}");
+        assert_eq!(out.contains('\x1b'), colored, "{args} {env}: {out:?}");
+    }
 }
