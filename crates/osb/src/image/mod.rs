@@ -50,7 +50,7 @@ pub(crate) enum ImageAction {
     ///
     /// Examples: `osb image build rootfs --name base:12 --env LANG=C.UTF-8 --workdir /srv`,
     /// `osb image build . --name app:1`, `osb image build -f ci.Dockerfile . --name ci --build-arg V=3`
-    Build(build::BuildArgs),
+    Build(Box<build::BuildArgs>),
     /// List stored images
     #[command(visible_alias = "ls")]
     List {
@@ -202,7 +202,7 @@ pub(crate) async fn run(action: ImageAction, streams: &mut Streams) -> anyhow::R
             tell_loaded(&store, &loaded, &common, streams).await?;
         }
         ImageAction::Pull(args) => pull::run(args, streams).await?,
-        ImageAction::Build(args) => build::run(args, streams).await?,
+        ImageAction::Build(args) => build::run(*args, streams).await?,
         ImageAction::List { common } => {
             let store = common.open()?;
             show::list(&store, &store.list()?, &common, streams).await?;
