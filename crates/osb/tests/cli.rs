@@ -190,6 +190,34 @@ async fn a_configuration_file_is_written_once() {
 }
 
 #[tokio::test]
+async fn a_person_is_asked_before_a_server_without_a_key_starts() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = dir.path().join("config.toml");
+    // A data directory that cannot be made ends the start that was agreed to.
+    let text = "[server]\nhost = \"127.0.0.1\"\nport = 1\n[runtime]\ntype = \"embedded\"\n\
+        [embedded]\ndata_dir = \"/dev/null/x\"\n";
+    std::fs::write(&config, text).unwrap();
+    for (answer, asked_again) in [("no", true), ("YES", false)] {
+        let line = format!("{} server --config {}", env!("CARGO_BIN_EXE_osb"), config.display());
+        let mut command = Command::new("script");
+        command.args(["-qec", &line, "/dev/null"]).env_clear().env("PATH", "/usr/bin:/bin");
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).kill_on_drop(true);
+        let mut child = command.spawn().unwrap();
+        let mut stdin = child.stdin.take().unwrap();
+        tokio::io::AsyncWriteExt::write_all(&mut stdin, format!("{answer}\n").as_bytes()).await.unwrap();
+        let done = tokio::time::timeout(Duration::from_secs(20), child.wait_with_output()).await;
+        let done = done.unwrap().unwrap();
+        drop(stdin);
+        let out = String::from_utf8_lossy(&done.stdout);
+        assert!(!done.status.success() && out.contains("Type YES within 30 seconds"), "{out}");
+        assert_eq!(out.contains("error: no API key is configured"), asked_again, "{out}");
+    }
+    // Without a terminal nobody is asked.
+    let (code, out, err) = output(osb(None, &["server", "--config", config.to_str().unwrap()])).await;
+    assert!(code == Some(1) && !format!("{out}{err}").contains("Type YES"), "{out}{err}");
+}
+
+#[tokio::test]
 async fn colours_are_for_terminals_and_can_be_switched_off() {
     // `script` gives the program a terminal.
     let run = |args: &str, env: &'static str| {
