@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import sqlite3
 import time
+from pathlib import Path
 
 import httpx
 
@@ -34,16 +36,19 @@ def output(client: httpx.Client, sandbox: str, command: str) -> str:
 
 
 def processes(instance: str) -> list[int]:
-    """Host process ids of an instance's sandboxes."""
-    found = []
+    """Host process ids of an instance's sandboxes. Those that are only prepared run no work and do not count."""
+    slots: dict[str, list[int]] = {}
+    working = set()
     for pid in filter(str.isdigit, os.listdir("/proc")):
         try:
-            with open(f"/proc/{pid}/cgroup") as groups:
-                if f"opensandbox-{instance}/" in groups.read():
-                    found.append(int(pid))
+            groups = Path(f"/proc/{pid}/cgroup").read_text()
         except OSError:
-            pass
-    return found
+            continue
+        for slot, work in re.findall(rf"opensandbox-{instance}/(\d+)(/work)?", groups):
+            slots.setdefault(slot, []).append(int(pid))
+            if work:
+                working.add(slot)
+    return sorted({pid for slot in working for pid in slots[slot]})
 
 
 def until(condition, seconds: float = 20) -> None:
@@ -119,6 +124,11 @@ def test_a_fork_storm_ends_with_its_sandbox(make_server) -> None:
         ).raise_for_status()
         until(lambda: len(processes(instance)) > before + 300, 60)
         assert output(client, other, "echo alive") == "alive\n"
+        # The storm's own daemon comes before it, and what that starts does not.
+        began = time.monotonic()
+        assert client.get(f"/v1/sandboxes/{storm}/proxy/44772/ping").status_code == 200
+        assert time.monotonic() - began < 5
+        assert output(client, other, "nice; awk '{print $19}' /proc/1/stat") == "0\n-20\n"
         assert client.delete(f"/v1/sandboxes/{storm}").status_code == 204
         until(lambda: len(processes(instance)) <= before)
         assert client.delete(f"/v1/sandboxes/{other}").status_code == 204

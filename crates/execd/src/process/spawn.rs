@@ -102,6 +102,8 @@ struct Plan<'a> {
     open_files: libc::rlimit64,
     /// Signals that this process ignores and an exec would pass on.
     ignored: &'a [c_int],
+    /// This process comes before others; what it starts must not.
+    demote: bool,
     switch: bool,
     failed: Option<(Step, i32)>,
 }
@@ -137,6 +139,7 @@ fn spawn_once(program: &Program, stdio: Stdio<'_>, cgroup: &[RawFd]) -> Result<S
         cgroup,
         open_files: facts.open_files,
         ignored: &facts.ignored,
+        demote: facts.first_served,
         switch: program.identity.as_ref().is_some_and(|identity| !facts.runs_as(identity)),
         failed: None,
     };
@@ -231,6 +234,9 @@ fn prepare_child(plan: &Plan<'_>) -> Result<(), (Step, i32)> {
         for &signal in plan.ignored {
             signals::set_default(signal);
         }
+        if plan.demote {
+            check(Step::Limits, libc::syscall(libc::SYS_setpriority, libc::PRIO_PROCESS, 0, 0))?;
+        }
         libc::umask(0o022);
         set_limit(libc::RLIMIT_NOFILE, plan.open_files);
         set_limit(libc::RLIMIT_CORE, libc::rlimit64 { rlim_cur: 0, rlim_max: 0 });
@@ -296,6 +302,7 @@ fn set_limit(resource: impl TryInto<c_int>, limit: libc::rlimit64) {
 struct Facts {
     open_files: libc::rlimit64,
     ignored: Vec<c_int>,
+    first_served: bool,
     uid: u32,
     gid: u32,
     groups: Vec<u32>,
@@ -324,6 +331,7 @@ fn facts() -> &'static Facts {
         Facts {
             open_files: raise_open_files(),
             ignored: signals::ignored(),
+            first_served: rustix::process::getpriority_process(None).is_ok_and(|nice| nice < 0),
             uid: rustix::process::geteuid().as_raw(),
             gid: rustix::process::getegid().as_raw(),
             groups,
