@@ -37,7 +37,7 @@ pub struct Shared {
     /// What only the embedded engine tells; empty elsewhere.
     pub limits: Limits,
     /// The image's accounts.
-    pub accounts: AccountCache,
+    pub accounts: Arc<AccountCache>,
     /// The commands that can be asked about.
     pub commands: Registry,
 }
@@ -51,7 +51,7 @@ impl Default for Shared {
             cwd: "/".into(),
             line_endings: LineEndings::default(),
             limits: Limits::default(),
-            accounts: AccountCache::default(),
+            accounts: Arc::default(),
             commands: Registry::default(),
         }
     }

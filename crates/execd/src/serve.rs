@@ -4,6 +4,7 @@ use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixListener;
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
@@ -21,6 +22,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tower::Service as _;
 
+use crate::account_cache::AccountCache;
 use crate::app::{App, Shared};
 use crate::process::watch;
 use crate::{command, files, http, metrics, proxy};
@@ -94,20 +96,21 @@ pub fn run_on(runtime: Runtime, app: App, listeners: Vec<Listener>, stop: OwnedF
 ///
 /// # Errors
 /// The runtime cannot be built.
-pub fn warm() -> io::Result<Runtime> {
+pub fn warm(accounts: &Arc<AccountCache>) -> io::Result<Runtime> {
     let runtime = build()?;
     // A failure shows again, and is told, when somebody asks.
-    let _ = runtime.block_on(rehearse());
+    let _ = runtime.block_on(rehearse(accounts));
     Ok(runtime)
 }
 
-async fn rehearse() -> io::Result<()> {
+async fn rehearse(accounts: &Arc<AccountCache>) -> io::Result<()> {
     const PING: &str = "GET /ping HTTP/1.1\r\nhost: sandbox\r\n\r\n";
     // There is no such program: everything is done but the exec.
     const COMMAND: &str = "POST /command HTTP/1.1\r\nhost: sandbox\r\ncontent-type: application/json\r\n\
         content-length: 18\r\nconnection: close\r\n\r\n{\"argv\":[\"/proc\"]}";
     let (mut client, ours) = tokio::net::UnixStream::pair()?;
-    Server::new(App::new(Shared::default())).connection(ours, None);
+    let app = App::new(Shared { accounts: Arc::clone(accounts), ..Shared::default() });
+    Server::new(app).connection(ours, None);
     client.write_all(PING.as_bytes()).await?;
     client.write_all(COMMAND.as_bytes()).await?;
     client.read_to_end(&mut Vec::with_capacity(4096)).await?;

@@ -2,12 +2,14 @@
 
 use std::io::{self, Write as _};
 use std::os::fd::{OwnedFd, RawFd};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use osb_protocol::boot::{BootFds, Order};
 use rustix::process::Signal;
 
-use super::orders::Orders;
+use super::orders::{self, Orders};
+use crate::account_cache::AccountCache;
 use crate::app::{App, Limits, Shared};
 use crate::serve::{self, Listener};
 use crate::{log, start};
@@ -21,6 +23,8 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 /// Init's view of the daemon.
 pub(super) struct Daemon {
     fds: BootFds,
+    /// Read before the first fork, for both.
+    accounts: Arc<AccountCache>,
     order: Option<Order>,
     /// To a daemon that was forked before the order came.
     waiting: Option<Orders>,
@@ -37,8 +41,11 @@ impl Daemon {
     /// The first start is due at once.
     pub(super) fn new(fds: BootFds, listeners: Vec<Listener>) -> Self {
         let now = Instant::now();
+        let accounts = Arc::new(AccountCache::default());
+        let _ = accounts.get();
         Self {
             fds,
+            accounts,
             order: None,
             waiting: None,
             listeners,
@@ -52,6 +59,11 @@ impl Daemon {
 
     pub(super) fn fds(&self) -> &BootFds {
         &self.fds
+    }
+
+    /// The image's accounts.
+    pub(super) fn accounts(&self) -> &AccountCache {
+        &self.accounts
     }
 
     /// Says what the sandbox is: to a daemon that waits, and to those forked from now on.
@@ -126,7 +138,8 @@ impl Daemon {
                 }
                 drop(ours);
                 let listeners = std::mem::take(&mut self.listeners);
-                std::process::exit(match run(&self.fds, self.order.take(), theirs, listeners) {
+                let accounts = Arc::clone(&self.accounts);
+                std::process::exit(match run(&self.fds, accounts, self.order.take(), theirs, listeners) {
                     Ok(()) => 0,
                     Err(error) => {
                         let _ = writeln!(io::stderr(), "execd: {error}");
@@ -147,6 +160,7 @@ impl Daemon {
 /// The daemon's process. It has the order, or gets it from `orders`.
 fn run(
     fds: &BootFds,
+    accounts: Arc<AccountCache>,
     order: Option<Order>,
     orders: Option<Orders>,
     listeners: Vec<Listener>,
@@ -159,7 +173,9 @@ fn run(
     let order = match (order, orders) {
         (Some(order), _) => order,
         (None, Some(orders)) => {
-            runtime = Some(serve::warm()?);
+            if !orders.within(orders::ON_ITS_WAY) {
+                runtime = Some(serve::warm(&accounts)?);
+            }
             match orders.take()? {
                 Some((order, _)) => order,
                 None => return Ok(()),
@@ -180,6 +196,7 @@ fn run(
             usage: fds.usage.clone(),
             work_cgroup: fds.work_cgroup.clone(),
         },
+        accounts,
         ..Shared::default()
     });
     match runtime {

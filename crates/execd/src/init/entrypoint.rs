@@ -6,7 +6,7 @@ use std::os::fd::{AsFd as _, OwnedFd};
 
 use osb_protocol::boot::{BootFds, Order};
 
-use crate::accounts::Accounts;
+use crate::account_cache::AccountCache;
 use crate::command::prepare::{DEFAULT_PATH, candidates};
 use crate::process::spawn::{self, Program, SpawnError, Stdio};
 
@@ -22,8 +22,12 @@ const OWN: &std::ffi::CStr = c"/proc/self/exe";
 ///
 /// # Errors
 /// It cannot be executed; the message names it.
-pub(super) fn start(order: &Order, fds: &BootFds) -> Result<(i32, OwnedFd), SpawnError> {
-    let program = program(order)?;
+pub(super) fn start(
+    order: &Order,
+    fds: &BootFds,
+    accounts: &AccountCache,
+) -> Result<(i32, OwnedFd), SpawnError> {
+    let program = program(order, accounts)?;
     let null = std::fs::File::open("/dev/null").map_err(|error| failed("open /dev/null", &error))?;
     let (read, write) = crate::command::pipe::pair().map_err(|error| failed("make a pipe", &error))?;
     let stdio = Stdio { stdin: null.as_fd(), stdout: write.as_fd(), stderr: write.as_fd() };
@@ -40,18 +44,18 @@ pub(super) fn start(order: &Order, fds: &BootFds) -> Result<(i32, OwnedFd), Spaw
 
 /// Goes the way of [`start`] with a program that cannot be executed, so that nothing on it is done for the first time
 /// when somebody waits. See [`crate::serve::warm`].
-pub(super) fn rehearse() {
+pub(super) fn rehearse(accounts: &AccountCache) {
     const ORDER: &str = r#"{"sandbox_id":"","entrypoint":["/proc"],"env":[["PATH","/bin"],["LANG","C.UTF-8"]],
         "volumes":[],"line_endings":"keep"}"#;
     if let Ok(order) = serde_json::from_str(ORDER) {
         // Fails as it should.
-        let _ = start(&order, &BootFds::default());
+        let _ = start(&order, &BootFds::default(), accounts);
     }
 }
 
-fn program(order: &Order) -> Result<Program, SpawnError> {
-    let accounts = Accounts::read();
+fn program(order: &Order, accounts: &AccountCache) -> Result<Program, SpawnError> {
     let identity = accounts
+        .get()
         .resolve(order.user.as_deref().unwrap_or_default())
         .map_err(|error| SpawnError { errno: 0, message: format!("the user of the image: {error}") })?;
 

@@ -71,10 +71,12 @@ pub fn boot(fd: i32) -> io::Result<()> {
     let mut init =
         Init { daemon, log, ended, signals, output: None, entrypoint: 0, kill_at: None, in_own_namespace };
     init.start_daemon(&[orders.as_raw_fd()]);
-    entrypoint::rehearse();
+    if !orders.within(orders::ON_ITS_WAY) {
+        entrypoint::rehearse(init.daemon.accounts());
+    }
     let (order, document) = init.wait_for(&orders)?;
     // The entrypoint first: the create is answered as soon as it has been executed.
-    match entrypoint::start(&order, init.daemon.fds()) {
+    match entrypoint::start(&order, init.daemon.fds(), init.daemon.accounts()) {
         Ok((pid, output)) => {
             init.entrypoint = pid;
             init.output = Some(output);

@@ -3,14 +3,20 @@
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::time::Duration;
 
 use osb_protocol::boot::{Order, Started};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
     SendFlags,
 };
 use serde::de::DeserializeOwned;
+
+/// An order that is on its way already comes within this time; until then nothing is rehearsed, which would only take the
+/// processors from those who wait.
+pub(super) const ON_ITS_WAY: Duration = Duration::from_millis(5);
 
 /// One end of a `SEQPACKET` pair. The engine has the other; between init and a waiting daemon init has it.
 #[derive(Debug)]
@@ -42,6 +48,14 @@ impl Orders {
             None,
         )?;
         Ok((Self(one), Self(other)))
+    }
+
+    /// Whether something is there within that time.
+    pub(super) fn within(&self, time: Duration) -> bool {
+        let mut fds = [PollFd::new(self, PollFlags::IN)];
+        let time = Timespec::try_from(time).ok();
+        // A failure shows again when the order is taken.
+        poll(&mut fds, time.as_ref()).is_ok_and(|ready| ready > 0)
     }
 
     /// Waits for the order; `None` when the other end has gone.
