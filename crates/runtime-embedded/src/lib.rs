@@ -211,11 +211,13 @@ impl Runtime for EmbeddedRuntime {
             };
             (id, adopted)
         }));
-        match self.engine.images().resolve(osb_engine::image::HOST) {
-            Ok(Some(host)) => self.engine.expect_image(&host),
+        // Beside everything else: at the first start on a machine this takes a while.
+        let engine = self.engine.clone();
+        tokio::task::spawn_blocking(move || match engine.images().resolve(osb_engine::image::HOST) {
+            Ok(Some(host)) => engine.expect_image(&host),
             Ok(None) => {}
             Err(error) => tracing::warn!(%error, "the image 'host' cannot be prepared"),
-        }
+        });
         Ok(lost)
     }
 
