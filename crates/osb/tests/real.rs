@@ -1,6 +1,6 @@
 //! The client commands against a real server with real sandboxes. Needs root and a daemon (built in, or beside the
 //! program); says so where one is missing.
-#![allow(clippy::unwrap_used, clippy::panic, unreachable_pub, missing_docs)]
+#![allow(clippy::unwrap_used, clippy::panic, clippy::print_stderr, missing_docs)]
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
