@@ -62,9 +62,12 @@ pub(crate) fn main(number: &str) -> ExitCode {
         .envs(order.env)
         .current_dir(order.cwd.as_deref().unwrap_or("/"));
     command.stdout(log.try_clone().unwrap()).stderr(log);
-    // SAFETY: only writes to open descriptors.
+    // SAFETY: writes to open descriptors, and a system call on the process itself.
     unsafe {
-        command.pre_exec(move || work.iter().try_for_each(|mut file| file.write_all(b"0")));
+        command.pre_exec(move || {
+            rustix::process::setpriority_process(None, 0)?;
+            work.iter().try_for_each(|mut file| file.write_all(b"0"))
+        });
     }
     let mut child = match command.spawn() {
         Ok(child) => child,
