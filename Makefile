@@ -14,7 +14,7 @@ build: ## dist/osb (one static file) and dist/execd (the daemon inside it)
 quickstart: ## build, start a server, run a program in a sandbox by the official Python SDK, clean up
 	@scripts/quickstart.sh
 
-test: ## all tests: Rust, then the official SDK against a server (needs root)
+test: ## all tests: Rust, then the official clients against a server (needs root)
 	@scripts/test.sh
 
 check: ## formatting, lints, licences and sources of dependencies

@@ -1,7 +1,8 @@
 """Starts one server for the whole run and hands out connections to it.
 
 The server is the binary named by OSB_BIN (default: dist/osb). Its data directory is made for the run and removed
-after it; leftovers of sandboxes are counted by `test_leaks.py`, which runs last.
+after it; leftovers of sandboxes are counted by `test_zz_leaks.py`, which runs last. Servers with other settings, and
+what only looks like a server, are made when a test first asks for them.
 """
 
 from __future__ import annotations
@@ -20,6 +21,11 @@ import httpx
 import pytest
 from opensandbox import Sandbox, SandboxSync
 from opensandbox.config import ConnectionConfig, ConnectionConfigSync
+
+pytest.register_assert_rewrite("behaviours")
+
+import registry as registries  # noqa: E402
+from front import NeverReady  # noqa: E402
 
 ROOT = Path(__file__).resolve().parent.parent
 API_KEY = "conformance-key"
@@ -134,6 +140,55 @@ def make_server():
 @pytest.fixture(scope="session")
 def server(make_server) -> Server:
     return make_server()
+
+
+@pytest.fixture(scope="session")
+def spare(make_server) -> Server:
+    """A server that tests may restart."""
+    return make_server(extra="ready_slots = 8")
+
+
+@pytest.fixture(scope="session")
+def strip(make_server) -> Server:
+    """A server that leaves line ends out, as older ones did."""
+    return make_server(extra='ready_slots = 8\n[execd]\nline_endings = "strip"')
+
+
+@pytest.fixture(scope="session")
+def tight(make_server) -> Server:
+    """A server with room for one sandbox."""
+    return make_server(extra="ready_slots = 2\nmax_sandboxes = 1")
+
+
+@pytest.fixture(scope="session")
+def pulling(make_server, tmp_path_factory) -> Server:
+    """A server beside a registry that holds its `image`."""
+    if missing := registries.missing():
+        pytest.skip(f"not installed: {missing}")
+    registry = registries.Registry(tmp_path_factory.mktemp("registry"))
+    server = make_server(f'ready_slots = 8\n[embedded.registries."{registry.host}"]\nplain_http = true')
+    server.image = registry.push("greeting:1", files={"etc/greeting": b"from the image\n"})
+    yield server
+    registry.stop()
+
+
+@pytest.fixture
+def never_ready(server: Server):
+    """The server behind a front that never lets a daemon's ping through."""
+    with NeverReady(server.port, API_KEY) as front:
+        yield front
+
+
+@pytest.fixture
+def closed_port() -> int:
+    return free_port()
+
+
+@pytest.fixture
+def silent_port():
+    """A port whose connections are accepted and never answered."""
+    with socket.create_server(("127.0.0.1", 0), backlog=100) as listener:
+        yield listener.getsockname()[1]
 
 
 @pytest.fixture

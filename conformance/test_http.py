@@ -219,3 +219,46 @@ def test_a_client_that_leaves_during_create_leaves_nothing(server, http):
     for item in left:
         assert item["status"]["state"] == "Running"
         http.delete(f"/v1/sandboxes/{item['id']}")
+
+
+def test_errors_are_json_in_utf_8_whatever_was_sent(server):
+    import socket
+
+    key = b"OPEN-SANDBOX-API-KEY: " + API_KEY.encode() + b"\r\n"
+    body = b'{"image":{"uri":"\xff\xfe"},"entrypoint":["\x80"],"metadata":{"\xc3":"\xe2\x82"}}'
+    length = b"Content-Type: application/json\r\nContent-Length: %d\r\n" % len(body)
+    for head, sent in (
+        (b"POST /v1/sandboxes HTTP/1.1\r\n" + key + length, body),
+        (b"GET /v1/sandboxes/\xff\xfe HTTP/1.1\r\n" + key, b""),
+        (b"GET /v1/sandboxes/%ff%fe HTTP/1.1\r\n" + key, b""),
+        (b"GET /v1/sandboxes?metadata=%ff&page=%ff HTTP/1.1\r\n" + key, b""),
+        (b"GET /v1/sandboxes HTTP/1.1\r\nOPEN-SANDBOX-API-KEY: \xff\r\n", b""),
+        (b"GET /v1/sandboxes/x/proxy/44772/%ff HTTP/1.1\r\n" + key, b""),
+        (b"GET /\xe2\x82 HTTP/1.1\r\n", b""),
+    ):
+        with socket.create_connection(("127.0.0.1", server.port), timeout=10) as client:
+            client.sendall(head + b"Host: x\r\nConnection: close\r\n\r\n" + sent)
+            answer = b"".join(iter(lambda: client.recv(65536), b""))
+        fields, _, text = answer.partition(b"\r\n\r\n")
+        assert int(fields.split()[1]) >= 400, answer
+        if b"\xff" in head.split(b"\r\n")[0] or b"\xe2" in head.split(b"\r\n")[0]:
+            continue  # No request at all to an HTTP server; its refusal has no body.
+        told = json.loads(text.decode("utf-8", errors="strict"))
+        assert told["code"] and told["message"], answer
+        assert b"x-request-id" in fields.lower(), answer
+
+
+def test_timeouts_beyond_any_clock_are_400(http):
+    made = create(http)
+    path = f"/v1/sandboxes/{made['id']}"
+    try:
+        for huge in (10**12, 2**63 - 1):
+            ran = http.post(f"{path}/proxy/44772/command", json={"command": "echo ran", "timeout": huge})
+            assert ran.status_code == 400 or '"text":"ran\\n"' in ran.text, ran.text
+        for beyond in (2**63, 2**64, 10**30):
+            assert http.post(f"{path}/proxy/44772/command", json={"command": "true", "timeout": beyond}).status_code == 400
+        for expiry in ("99999-01-01T00:00:00Z", "+292277026596-12-04T15:30:07Z", "0000-01-01T00:00:00Z"):
+            assert http.post(f"{path}/renew-expiration", json={"expiresAt": expiry}).status_code in (400, 422)
+        assert http.get(path).json()["status"]["state"] == "Running"
+    finally:
+        http.delete(path)

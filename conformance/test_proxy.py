@@ -158,3 +158,26 @@ async def test_websocket_echo(backend):
 
 async def test_the_endpoint_of_the_egress_port_is_given(sandbox):
     assert (await sandbox.get_endpoint(18080)).endpoint
+
+
+@pytest.mark.parametrize(("code", "reason"), [(1000, ""), (1001, "leaving"), (3000, "ours"), (4999, "last")])
+async def test_a_websocket_close_of_the_client_reaches_the_backend(backend, code, reason):
+    import websockets
+
+    endpoint = (await backend.get_endpoint(8001)).endpoint
+    socket = await websockets.connect(f"ws://{endpoint}/chat")
+    await socket.close(code, reason)
+    # The backend sends back the frame that it was sent.
+    assert socket.protocol.close_rcvd is not None
+    assert (socket.protocol.close_rcvd.code, socket.protocol.close_rcvd.reason) == (code, reason)
+
+
+async def test_a_websocket_to_nobody_is_closed_with_a_reason(backend):
+    import websockets
+
+    for port, path, code in ((8123, "/", 1011), (8000, "/status/404", 1008)):
+        endpoint = (await backend.get_endpoint(port)).endpoint
+        async with websockets.connect(f"ws://{endpoint}{path}") as socket:
+            with pytest.raises(websockets.ConnectionClosed):
+                await asyncio.wait_for(socket.recv(), 10)
+            assert socket.close_code == code and socket.close_reason

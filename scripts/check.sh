@@ -22,7 +22,7 @@ say "== generated pages"
 python3 scripts/config_docs.py --check
 say "== scripts"
 for script in .ci/run scripts/*.sh; do bash -n "$script"; done
-python3 - examples/*.py conformance/*.py scripts/*.py <<'PYTHON'
+python3 - examples/*.py conformance/*.py conformance/*/*.py scripts/*.py <<'PYTHON'
 import ast, pathlib, sys
 for name in sys.argv[1:]:
     ast.parse(pathlib.Path(name).read_text(), name)

@@ -59,16 +59,16 @@ need_packages() {
         die "apt-get could not install ${missing[*]}"
 }
 
-# venv REQUIREMENTS: .venv with these packages; nothing to do when it has them.
+# venv REQUIREMENTS [DIRECTORY]: .venv, or another, with these packages; nothing to do when it has them.
 venv() {
-    local requirements=$1 stamp
-    stamp=.venv/installed-$(cksum <"$requirements" | tr ' ' -)
-    [ -e "$stamp" ] && [ -x .venv/bin/python ] && .venv/bin/python -c '' 2>/dev/null && return
+    local requirements=$1 directory=${2:-.venv} stamp
+    stamp=$directory/installed-$(cksum <"$requirements" | tr ' ' -)
+    [ -e "$stamp" ] && "$directory/bin/python" -c '' 2>/dev/null && return
     need_packages python3:python3
     python3 -c 'import ensurepip, venv' 2>/dev/null || need_packages python3-venv:
     python3 -c 'import sys; sys.exit(sys.version_info < (3, 10))' || die "the Python SDK needs Python 3.10 or newer"
-    [ -x .venv/bin/python ] && .venv/bin/python -c '' 2>/dev/null || python3 -m venv --clear .venv
-    .venv/bin/python -m pip install --quiet --disable-pip-version-check -r "$requirements"
+    "$directory/bin/python" -c '' 2>/dev/null || python3 -m venv --clear "$directory"
+    "$directory/bin/python" -m pip install --quiet --disable-pip-version-check -r "$requirements"
     : >"$stamp"
 }
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# All tests: the Rust ones, then the official Python SDK against a server that the tests start themselves.
+# All tests: the Rust ones, then the official clients against servers that the tests start themselves.
 # TEST_PROFILE: release (default, what users run) or dev (builds faster).
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"
@@ -8,10 +8,10 @@ set -euo pipefail
 scripts/test-deps.sh
 scripts/build.sh "${TEST_PROFILE:-release}"
 find_cargo
-venv conformance/requirements.txt
+scripts/clients.sh
 
 export OSB_EXECD=$TOP/dist/execd OSB_BIN=$TOP/dist/osb
 say "== cargo test"
 cargo test --locked --workspace --no-fail-fast
-say "== conformance: official Python SDK"
+say "== conformance: official clients"
 .venv/bin/python -m pytest -c conformance/pytest.ini --rootdir conformance conformance
