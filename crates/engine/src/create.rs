@@ -9,6 +9,8 @@ use osb_protocol::boot::{LineEndings, Order, Started};
 use osb_protocol::ids::SandboxId;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
+use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
 
 use crate::boot::{self, NotBooted, micros, shm_bytes};
 use crate::config::Limits;
@@ -60,15 +62,55 @@ pub struct CreatedSandbox {
     pub stages: Vec<(&'static str, u32)>,
 }
 
+/// A sandbox that has its order, and whose entrypoint is about to be executed.
+#[derive(Debug)]
+pub struct Placed {
+    /// Its id.
+    pub id: SandboxId,
+    /// For [`Engine::adopt`] after a restart.
+    pub record: Record,
+    start: JoinHandle<Result<CreatedSandbox, CreateError>>,
+}
+
+impl Placed {
+    /// Waits until the entrypoint has been executed. On error nothing is left.
+    pub fn started(self) -> impl Future<Output = Result<CreatedSandbox, CreateError>> + Send + 'static {
+        joined(self.start)
+    }
+}
+
+async fn joined(
+    start: JoinHandle<Result<CreatedSandbox, CreateError>>,
+) -> Result<CreatedSandbox, CreateError> {
+    match start.await {
+        Ok(result) => result,
+        Err(error) => Err(CreateError::Failed(format!("the create was broken off: {error}"))),
+    }
+}
+
 impl Engine {
     /// Makes a sandbox and waits until its entrypoint has been executed. On error nothing is left.
     ///
     /// Runs to its end even if the returned future is dropped.
     pub async fn create(&self, params: CreateParams) -> Result<CreatedSandbox, CreateError> {
+        self.place(params).await?.started().await
+    }
+
+    /// Makes a sandbox up to the point at which its record is known. The rest goes on by itself.
+    pub async fn place(&self, params: CreateParams) -> Result<Placed, CreateError> {
         let inner = Arc::clone(&self.inner);
-        match tokio::spawn(async move { inner.create(params).await }).await {
-            Ok(result) => result,
-            Err(error) => Err(CreateError::Failed(format!("the create was broken off: {error}"))),
+        let (place, is_placed) = oneshot::channel();
+        let start = tokio::spawn(async move { inner.create(params, place).await });
+        match is_placed.await {
+            Ok((id, record)) => Ok(Placed { id, record, start }),
+            // It has failed before.
+            Err(_) => match joined(start).await {
+                Ok(CreatedSandbox { id, record, .. }) => {
+                    self.delete(id);
+                    Err(CreateError::Failed(format!("sandbox {id} was made in no place: {record:?}")))
+                }
+                Err(error) => Err(error),
+            },
         }
     }
 }
@@ -97,7 +139,11 @@ struct Ordered {
 }
 
 impl Inner {
-    async fn create(self: &Arc<Self>, params: CreateParams) -> Result<CreatedSandbox, CreateError> {
+    async fn create(
+        self: &Arc<Self>,
+        params: CreateParams,
+        place: oneshot::Sender<(SandboxId, Record)>,
+    ) -> Result<CreatedSandbox, CreateError> {
         let begin = Instant::now();
         let limits = params.limits.unwrap_or(self.config.default_limits);
         check(&params, limits)?;
@@ -106,6 +152,16 @@ impl Inner {
         let mut stages = Vec::with_capacity(STAGES.len() + 4);
         let Ordered { ready, init, pidfd, orders } = self.order(&params, limits, begin, &mut stages).await?;
         let ordered = Instant::now();
+        let (id, image) = (ready.id, Arc::clone(&ready.image));
+        let record = Record {
+            slot: ready.slot.index,
+            init,
+            image: image.id.clone(),
+            layers: image.roots.iter().flat_map(|root| root.lowers.iter().cloned()).collect(),
+            limits,
+        };
+        // Whoever asked may have given up, and the create goes on.
+        let _ = place.send((id, record.clone()));
         let result = match tokio::time::timeout(STARTED_WITHIN, boot::started(&orders)).await {
             Ok(Ok(Some(Started::Running { .. }))) => Ok(()),
             Ok(Ok(Some(Started::Failed { message, .. }))) => Err(CreateError::Entrypoint {
@@ -125,14 +181,6 @@ impl Inner {
             self.undo(ready, &pidfd).await;
             return Err(error);
         }
-        let (id, image) = (ready.id, Arc::clone(&ready.image));
-        let record = Record {
-            slot: ready.slot.index,
-            init,
-            image: image.id.clone(),
-            layers: image.roots.iter().flat_map(|root| root.lowers.iter().cloned()).collect(),
-            limits,
-        };
         stages.push(("init", micros(ordered)));
         let (socket, dir) = (self.maker.socket(record.slot), self.maker.dir(id));
         let sandbox = Arc::new(Sandbox::new(id, pidfd, ready.slot, socket, dir));

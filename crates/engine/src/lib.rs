@@ -42,7 +42,7 @@ pub use adopt::Adopted;
 pub use caps::{CapSet, DEFAULT_DROP, UnknownCapability};
 pub use check::{CheckItem, CheckResult, check};
 pub use config::{EngineConfig, ExecdSource, Limits, UserNamespace};
-pub use create::{CreateParams, CreatedSandbox};
+pub use create::{CreateParams, CreatedSandbox, Placed};
 pub use engine::{Engine, Event};
 pub use error::{ConnectError, CreateError, EngineError, StartError};
 pub use helper::{PREPARER_ARG, SPAWNER_ARG, helper_main};

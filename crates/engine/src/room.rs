@@ -6,6 +6,10 @@ use std::time::{Duration, Instant};
 
 /// How long a look at the machine stays good. Short against the time in which a sandbox can fill its memory.
 const FRESH: Duration = Duration::from_millis(50);
+/// The same when there is much more than is kept free.
+const FRESH_WHEN_PLENTY: Duration = Duration::from_millis(500);
+/// Memory above what is kept free that counts as much: more than can be filled in that time.
+const PLENTY: u64 = 4 << 30;
 /// When a refused client should ask again.
 pub(crate) const RETRY_AFTER: Duration = Duration::from_secs(2);
 /// Threads of the host that are left to it.
@@ -19,7 +23,14 @@ pub(crate) struct Room {
     data_dir: PathBuf,
     memory_floor: u64,
     disk_floor: u64,
-    last: Mutex<Option<(Instant, Option<String>)>>,
+    last: Mutex<Option<Look>>,
+}
+
+/// What was seen, and until when that is good.
+#[derive(Debug)]
+struct Look {
+    good_until: Instant,
+    lacking: Option<String>,
 }
 
 impl Room {
@@ -30,18 +41,22 @@ impl Room {
     /// What is used up, if anything.
     pub(crate) fn lacking(&self) -> Option<String> {
         let mut last = self.last.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        if let Some((at, finding)) = &*last
-            && at.elapsed() < FRESH
+        let now = Instant::now();
+        if let Some(look) = &*last
+            && now < look.good_until
         {
-            return finding.clone();
+            return look.lacking.clone();
         }
-        let finding = self.look();
-        *last = Some((Instant::now(), finding.clone()));
-        finding
+        let available = memory_available();
+        let plenty = available.is_some_and(|available| available >= self.memory_floor.saturating_add(PLENTY));
+        let lacking = self.look(available);
+        let good_for = if plenty && lacking.is_none() { FRESH_WHEN_PLENTY } else { FRESH };
+        *last = Some(Look { good_until: now + good_for, lacking: lacking.clone() });
+        lacking
     }
 
-    fn look(&self) -> Option<String> {
-        if let Some(available) = memory_available()
+    fn look(&self, available: Option<u64>) -> Option<String> {
+        if let Some(available) = available
             && available < self.memory_floor
         {
             return Some(format!(

@@ -47,7 +47,8 @@ pub(crate) fn run(args: ServerArgs) -> anyhow::Result<u8> {
     }
     let loaded = guard::load(args.config.as_deref(), &env)?;
     logging::start(&loaded.config.log)?;
-    let result = runtime.block_on(serve(loaded));
+    // On a worker: the thread that blocks would have to be woken for every new connection.
+    let result = runtime.block_on(async { runtime.spawn(serve(loaded)).await })?;
     // What still runs is either a connection that had its time or a thread that waits for nothing.
     runtime.shutdown_background();
     result.map(|()| exit::SUCCESS)

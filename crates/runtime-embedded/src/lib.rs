@@ -164,9 +164,9 @@ impl Runtime for EmbeddedRuntime {
             .get::<osb_engine::image::Image>()
             .ok_or_else(|| CreateError::Failed("the image belongs to another runtime".to_owned()))?;
         let environment = environment::of(&image.config.env, spec.env, spec.line_endings);
-        let created = self
+        let placed = self
             .engine
-            .create(CreateParams {
+            .place(CreateParams {
                 id: spec.id,
                 image,
                 entrypoint: spec.entrypoint,
@@ -177,12 +177,20 @@ impl Runtime for EmbeddedRuntime {
             })
             .await
             .map_err(create_error)?;
-        let handle = serde_json::to_value(&created.record)
+        let id = placed.id;
+        let handle = serde_json::to_value(&placed.record)
             .map_err(|error| CreateError::Failed(format!("the record cannot be written: {error}")));
+        let started = placed.started();
         match handle {
-            Ok(handle) => Ok(Created { id: created.id, handle: Handle(handle), stages: created.stages }),
+            Ok(handle) => Ok(Created {
+                id,
+                handle: Handle(handle),
+                started: async { started.await.map(|created| created.stages).map_err(create_error) }.boxed(),
+            }),
             Err(error) => {
-                self.engine.delete(created.id);
+                if started.await.is_ok() {
+                    self.engine.delete(id);
+                }
                 Err(error)
             }
         }

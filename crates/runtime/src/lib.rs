@@ -9,6 +9,7 @@ mod spec;
 mod stream;
 
 use async_trait::async_trait;
+use futures_util::future::BoxFuture;
 use osb_protocol::ids::SandboxId;
 use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
@@ -23,15 +24,24 @@ pub use stream::Stream;
 #[serde(transparent)]
 pub struct Handle(pub serde_json::Value);
 
-/// A sandbox whose entrypoint runs.
-#[derive(Debug)]
+/// Where the time of a create went, in order: name of the stage and microseconds.
+pub type Stages = Vec<(&'static str, u32)>;
+
+/// A sandbox whose entrypoint is being started. What is to be stored is known already, so that storing it and waiting
+/// for the entrypoint need not follow each other.
 pub struct Created {
     /// The id: the one asked for, or one the runtime had prepared.
     pub id: SandboxId,
     /// To be stored before the create is answered.
     pub handle: Handle,
-    /// Where the time went, in order: name of the stage and microseconds.
-    pub stages: Vec<(&'static str, u32)>,
+    /// Ready when the entrypoint has been executed. On error nothing is left. The start goes on when this is dropped.
+    pub started: BoxFuture<'static, Result<Stages, CreateError>>,
+}
+
+impl std::fmt::Debug for Created {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Created").field("id", &self.id).finish_non_exhaustive()
+    }
 }
 
 /// How a sandbox ended by itself.
@@ -89,7 +99,7 @@ pub trait Runtime: Send + Sync + 'static {
     /// Gets an image from where the runtime's images come from. Calls for the same image share one fetch.
     fn fetch_image(&self, source: ImageSource) -> Fetch;
 
-    /// Makes a sandbox of an image and starts its entrypoint. On error nothing is left.
+    /// Makes a sandbox of an image and begins to start its entrypoint. On error nothing is left.
     async fn create(&self, spec: SandboxSpec, image: Image) -> Result<Created, CreateError>;
 
     /// Takes back sandboxes of an earlier life, in the order given, and removes whatever this instance owns that

@@ -1,4 +1,4 @@
-//! Making a sandbox: runtime, then store, then index, then the answer.
+//! Making a sandbox: runtime and store, then index, then the answer.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -7,7 +7,7 @@ use std::time::Instant;
 use osb_protocol::ids::SandboxId;
 use osb_protocol::lifecycle::PlatformSpec;
 use osb_protocol::time::WireTime;
-use osb_runtime::{Ended, Handle, ImageSource, SandboxSpec};
+use osb_runtime::{Created, Ended, ImageSource, SandboxSpec, Stages};
 use tokio::sync::oneshot;
 
 use super::record::{Changing, Origin, Record, Status};
@@ -118,10 +118,9 @@ impl AppState {
         };
         let arrival = self.arrivals().begin();
         let created = self.runtime().create(order.spec, image).await?;
-        let mut stages = created.stages;
         let status = Status::running(WireTime::now());
         let (origin, changing) = order.kept.split(created.id, order.image.name, status);
-        self.store_new(&origin, &created.handle, &changing, &mut stages).await?;
+        let stages = self.store_new(&origin, created, &changing).await?;
         let record = Record::new(origin, changing);
         self.index().insert(Arc::clone(&record));
         self.schedule(&record);
@@ -130,21 +129,38 @@ impl AppState {
         Ok(self.delivery(&record, stages))
     }
 
-    /// Writes the row of a sandbox that runs; one without a row must not run.
+    /// Writes the row of a sandbox while its entrypoint is started. Both must succeed, or neither is left.
     pub(super) async fn store_new(
         &self,
         origin: &Origin,
-        handle: &Handle,
+        created: Created,
         changing: &Changing,
-        stages: &mut Vec<(&'static str, u32)>,
-    ) -> Result<(), ApiError> {
-        let began = Instant::now();
-        if let Err(error) = self.store().insert(origin, handle, changing).await {
-            self.discard(origin.id).await;
-            return Err(error.into());
+    ) -> Result<Stages, ApiError> {
+        let Created { id, handle, started } = created;
+        let store = async {
+            let began = Instant::now();
+            let stored = self.store().insert(origin, &handle, changing).await;
+            (stored, u32::try_from(began.elapsed().as_micros()).unwrap_or(u32::MAX))
+        };
+        let (started, (stored, micros)) = tokio::join!(started, store);
+        match (started, stored) {
+            (Ok(mut stages), Ok(())) => {
+                stages.push(("store", micros));
+                Ok(stages)
+            }
+            (Ok(_), Err(error)) => {
+                self.discard(id).await;
+                Err(error.into())
+            }
+            (Err(error), stored) => {
+                if stored.is_ok()
+                    && let Err(left) = self.store().delete(id).await
+                {
+                    tracing::error!(sandbox = %id, %left, "the row of a sandbox that did not start is left");
+                }
+                Err(error.into())
+            }
         }
-        stages.push(("store", u32::try_from(began.elapsed().as_micros()).unwrap_or(u32::MAX)));
-        Ok(())
     }
 
     /// Ends a sandbox that nobody knows yet.

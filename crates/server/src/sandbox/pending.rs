@@ -65,17 +65,19 @@ impl AppState {
         };
         let arrival = self.arrivals().begin();
         let created = self.runtime().create(spec, image).await?;
-        let mut stages = created.stages;
-        {
+        let stages = {
             let _turn = record.turn.lock().await;
             if record.now().gone {
-                self.discard(created.id).await;
+                if created.started.await.is_ok() {
+                    self.discard(created.id).await;
+                }
                 return Err(ApiError::DeletedMeanwhile);
             }
             let next = Changing { status: Status::running(WireTime::now()), ..record.now().clone() };
-            self.store_new(&record.origin, &created.handle, &next, &mut stages).await?;
+            let stages = self.store_new(&record.origin, created, &next).await?;
             *record.now() = next;
-        }
+            stages
+        };
         self.settle(record).await;
         drop(arrival);
         Ok(self.delivery(record, stages))

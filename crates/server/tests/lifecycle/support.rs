@@ -148,7 +148,9 @@ impl Runtime for Fake {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
         self.specs.lock().unwrap().push(spec);
-        Ok(Created { id, handle: Handle(json!({ "pid": 7 })), stages: vec![("clone", 700), ("mount", 80)] })
+        let stages = vec![("clone", 700), ("mount", 80)];
+        let started = Box::pin(std::future::ready(Ok(stages)));
+        Ok(Created { id, handle: Handle(json!({ "pid": 7 })), started })
     }
 
     async fn adopt(
