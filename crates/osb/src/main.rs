@@ -21,7 +21,7 @@ use osb_cli::{Globals, Streams, exit};
 
 /// Isolated machines for programs that nobody has read
 #[derive(Debug, Parser)]
-#[command(name = "osb", version, disable_help_subcommand = true, after_help = exit::help())]
+#[command(name = "osb", version, disable_help_subcommand = true, after_help = pages::after_help())]
 struct Osb {
     #[command(flatten)]
     globals: Globals,

@@ -1,10 +1,13 @@
 //! What the program tells of itself: completions, manual pages, help by name.
 
+mod text;
+mod topics;
+
 use std::io::Write as _;
 use std::path::Path;
 
 use anyhow::Context as _;
-use clap::ValueEnum;
+use clap::{Command, ValueEnum};
 use osb_cli::exit;
 
 use crate::whole;
@@ -40,31 +43,46 @@ pub(crate) fn manual(directory: &Path) -> anyhow::Result<u8> {
     Ok(exit::SUCCESS)
 }
 
-/// Shows the help of the command that `words` name, or the page about a topic.
+/// What stands below the help of the whole program.
+pub(crate) fn after_help() -> String {
+    format!("{}\n{}", topics::list(), exit::help())
+}
+
+/// Shows the help of the command that `words` name, or the page about a topic or an error's code.
 pub(crate) fn help(words: &[String]) -> anyhow::Result<u8> {
     if let [name] = words
         && whole().find_subcommand(name).is_none()
-        && let Some(page) = topic(name)
+        && let Some(page) = page(name)
     {
         return out(page.as_bytes());
     }
     let error = asked(words);
     error.print()?;
-    Ok(if error.use_stderr() { exit::USAGE } else { exit::SUCCESS })
+    if !error.use_stderr() {
+        return Ok(exit::SUCCESS);
+    }
+    if words.len() == 1 {
+        // Standard error may be closed; there is no other place to say so.
+        let _ = write!(std::io::stderr(), "\n{}", topics::list());
+    }
+    Ok(exit::USAGE)
+}
+
+/// The page that one word stands for.
+fn page(name: &str) -> Option<String> {
+    topics::find(name).map(topics::Topic::text).or_else(|| topics::error_code(name))
 }
 
 /// What the parser says to `osb WORDS --help`: the help, or that there is no such command.
 fn asked(words: &[String]) -> clap::Error {
+    // A topic is no command, but may be what a misspelt word means.
+    let known = topics::TOPICS.iter().map(|topic| Command::new(topic.name).hide(true));
+    let tree = if words.len() == 1 { whole().subcommands(known) } else { whole() };
     let line = std::iter::once("osb").chain(words.iter().map(String::as_str)).chain(["--help"]);
-    match whole().try_get_matches_from(line) {
+    match tree.try_get_matches_from(line) {
         Err(error) => error,
         Ok(_) => whole().error(clap::error::ErrorKind::InvalidSubcommand, "no such command"),
     }
-}
-
-/// The page about a topic.
-fn topic(_name: &str) -> Option<&'static str> {
-    None
 }
 
 fn out(bytes: &[u8]) -> anyhow::Result<u8> {
@@ -116,5 +134,19 @@ mod tests {
         let (wrong, text) = said(&["sandbox", "craete"]);
         assert!(wrong && text.contains("'create'"), "{text}");
         assert!(said(&["server", "init-config"]).1.contains("Usage: osb server init-config"));
+        let (wrong, text) = said(&["isolatoin"]);
+        assert!(wrong && text.contains("'isolation'"), "{text}");
+        let (wrong, text) = said(&["imagse"]);
+        assert!(wrong && text.contains("'image'") && text.contains("'images'"), "{text}");
+    }
+
+    #[test]
+    fn topics_do_not_hide_commands_and_are_listed() {
+        let help = asked(&[]).to_string();
+        for topic in &topics::TOPICS {
+            assert!(whole().find_subcommand(topic.name).is_none(), "{}", topic.name);
+            assert!(help.contains(&format!("\n  {} ", topic.name)), "{help}");
+        }
+        assert!(page("Images").is_some() && page("FILE_NOT_FOUND").is_some() && page("nothing").is_none());
     }
 }
