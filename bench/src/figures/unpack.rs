@@ -68,9 +68,10 @@ fn measure(binary: &Path, image: &Path, work: &Path, megabytes: f64) -> Result<(
     let docker = docker_daemon().filter(|_| has("docker", "info"));
     let (mut ours, mut theirs, mut dockers) = (Rates::default(), Rates::default(), Rates::default());
     let image = image.to_string_lossy();
-    let place = |name: &str| work.join(name).to_string_lossy().into_owned();
-    for _ in 0..count(5) {
-        fresh(work)?;
+    std::fs::create_dir_all(work)?;
+    for round in 0..count(5) {
+        let place = |name: &str| work.join(format!("{name}-{round}")).to_string_lossy().into_owned();
+        sync();
         let program = binary.to_string_lossy();
         let load = [&*program, "image", "load", "--data-dir", &place("data"), &image];
         match timed(&[&load]) {
@@ -81,7 +82,7 @@ fn measure(binary: &Path, image: &Path, work: &Path, megabytes: f64) -> Result<(
             }
         }
         if tools {
-            fresh(work)?;
+            sync();
             let (from, to) = (format!("oci-archive:{image}"), format!("oci:{}:bench", place("layout")));
             let copy = ["skopeo", "--insecure-policy", "copy", "--quiet", &from, &to];
             let layout = format!("{}:bench", place("layout"));
@@ -91,7 +92,6 @@ fn measure(binary: &Path, image: &Path, work: &Path, megabytes: f64) -> Result<(
             }
         }
         if let Some(daemon) = docker {
-            fresh(work)?;
             let _ = timed(&[&["docker", "rmi", "--force", "bench-unpack:latest"]]);
             sync();
             let before = cpu_of(daemon);
@@ -112,14 +112,8 @@ fn measure(binary: &Path, image: &Path, work: &Path, megabytes: f64) -> Result<(
     Ok(())
 }
 
-/// An empty directory, and nothing of the last run left to be written.
-fn fresh(work: &Path) -> Result<()> {
-    let _ = std::fs::remove_dir_all(work);
-    std::fs::create_dir_all(work)?;
-    sync();
-    Ok(())
-}
-
+/// Leaves nothing of the last run to be written during the next. Its files stay to the end of all: for minutes after
+/// many were deleted, ext4 spends most of the time of making new ones on passing over their numbers.
 fn sync() {
     rustix::fs::sync();
 }
