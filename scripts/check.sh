@@ -18,8 +18,10 @@ if ! cargo deny --version 2>/dev/null | grep -q "^cargo-deny $DENY_VERSION\$"; t
     (cd / && env -u CARGO_TARGET_DIR cargo install --quiet --locked --version "=$DENY_VERSION" cargo-deny)
 fi
 cargo deny --locked check --hide-inclusion-graph bans licenses sources
-say "== generated pages"
+say "== pages"
 python3 scripts/config_docs.py --check
+python3 scripts/check_errors.py
+python3 scripts/check_links.py
 say "== scripts"
 for script in .ci/run scripts/*.sh; do bash -n "$script"; done
 python3 - examples/*.py conformance/*.py conformance/*/*.py scripts/*.py <<'PYTHON'
