@@ -8,7 +8,24 @@ use anyhow::{Context, Result, bail};
 
 use crate::http::Conn;
 
-const KEY: &str = "bench";
+/// API key of the server.
+pub(crate) const KEY: &str = "bench";
+
+/// The program to measure.
+pub(crate) fn binary() -> Result<PathBuf> {
+    let binary = std::env::var_os("OSB_BIN").map_or_else(|| PathBuf::from("dist/osb"), PathBuf::from);
+    if !binary.exists() {
+        bail!("{} is not there: run `make build` first", binary.display());
+    }
+    Ok(binary)
+}
+
+/// What differs between servers of figures.
+#[derive(Default)]
+pub(crate) struct Options {
+    /// A registry that is asked without TLS.
+    pub(crate) plain_registry: Option<String>,
+}
 
 /// A running `dist/osb server` with a data directory of its own, both gone when this is dropped.
 pub(crate) struct Server {
@@ -23,11 +40,11 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    pub(crate) async fn start() -> Result<Self> {
-        let binary = std::env::var_os("OSB_BIN").map_or_else(|| PathBuf::from("dist/osb"), PathBuf::from);
-        if !binary.exists() {
-            bail!("{} is not there: run `make build` first", binary.display());
-        }
+    pub(crate) async fn start(options: Options) -> Result<Self> {
+        let binary = binary()?;
+        let registry = options.plain_registry.map_or_else(String::new, |registry| {
+            format!("[embedded.registries.\"{registry}\"]\nplain_http = true\n")
+        });
         let directory = std::env::temp_dir().join(format!("osb-bench-{}", std::process::id()));
         std::fs::create_dir_all(&directory)?;
         let port = std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
@@ -35,7 +52,7 @@ impl Server {
         std::fs::write(
             &config,
             format!(
-                "[server]\nhost = \"127.0.0.1\"\nport = {port}\napi_key = \"{KEY}\"\n[runtime]\ntype = \"embedded\"\n[embedded]\ndata_dir = \"{}\"\n",
+                "[server]\nhost = \"127.0.0.1\"\nport = {port}\napi_key = \"{KEY}\"\n[runtime]\ntype = \"embedded\"\n[embedded]\ndata_dir = \"{}\"\n{registry}",
                 directory.join("data").display()
             ),
         )?;

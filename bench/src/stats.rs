@@ -36,6 +36,13 @@ impl Samples {
         self.values.push(took.as_secs_f64() * 1e3);
     }
 
+    pub(crate) fn push_or_fail<E>(&mut self, took: Result<Duration, E>) {
+        match took {
+            Ok(took) => self.push_ms(took),
+            Err(_) => self.fail(),
+        }
+    }
+
     pub(crate) fn fail(&mut self) {
         self.failures += 1;
     }

@@ -8,14 +8,14 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 
 use super::count;
-use crate::server::Server;
+use crate::server::{Options, Server};
 use crate::stats::Samples;
 
 /// Pause between creates that are timed one by one.
 const REST: Duration = Duration::from_millis(20);
 
 pub(crate) async fn create_exec() -> Result<()> {
-    let server = Server::start().await?;
+    let server = Server::start(Options::default()).await?;
     server.settle().await;
     let mut conn = server.conn().await?;
     let mut direct = Samples::default();
@@ -56,7 +56,7 @@ pub(crate) async fn create_exec() -> Result<()> {
     Ok(())
 }
 
-fn median_of(rounds: usize, mut command: impl FnMut() -> Command) -> Option<f64> {
+pub(super) fn median_of(rounds: usize, mut command: impl FnMut() -> Command) -> Option<f64> {
     let mut samples = Samples::default();
     for _ in 0..rounds {
         let began = Instant::now();
@@ -93,7 +93,7 @@ fn runc_run(program: &str) -> Result<Option<f64>> {
     Ok(median)
 }
 
-fn docker_run() -> Option<f64> {
+pub(super) fn docker_run() -> Option<f64> {
     std::env::var_os("BENCH_ROOTFS")?;
     median_of(15, || {
         let mut command = Command::new("docker");
@@ -103,7 +103,7 @@ fn docker_run() -> Option<f64> {
 }
 
 pub(crate) async fn stages() -> Result<()> {
-    let server = Server::start().await?;
+    let server = Server::start(Options::default()).await?;
     server.settle().await;
     let mut conn = server.conn().await?;
     let body = format!(
@@ -144,7 +144,7 @@ pub(crate) async fn stages() -> Result<()> {
 
 pub(crate) async fn burst() -> Result<()> {
     const AT_ONCE: usize = 100;
-    let server = Server::start().await?;
+    let server = Server::start(Options::default()).await?;
     let mut total = Samples::default();
     let mut lost = 0;
     for _ in 0..5 {
@@ -185,7 +185,7 @@ pub(crate) async fn burst() -> Result<()> {
 }
 
 pub(crate) async fn sustained() -> Result<()> {
-    let server = Server::start().await?;
+    let server = Server::start(Options::default()).await?;
     server.settle().await;
     for workers in [4_usize, 8] {
         let until = Instant::now() + Duration::from_secs(10);
@@ -227,7 +227,7 @@ pub(crate) async fn sustained() -> Result<()> {
 }
 
 pub(crate) async fn delete() -> Result<()> {
-    let server = Server::start().await?;
+    let server = Server::start(Options::default()).await?;
     server.settle().await;
     let mut conn = server.conn().await?;
     let mut call = Samples::default();

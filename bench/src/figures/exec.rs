@@ -6,11 +6,11 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 
 use super::count;
-use crate::server::Server;
+use crate::server::{Options, Server};
 use crate::stats::Samples;
 
 pub(crate) async fn one_by_one() -> Result<()> {
-    let server = Server::start().await?;
+    let server = Server::start(Options::default()).await?;
     server.settle().await;
     let mut conn = server.conn().await?;
     let id = conn.create(&server.image).await?;
@@ -51,7 +51,7 @@ pub(crate) async fn one_by_one() -> Result<()> {
 }
 
 pub(crate) async fn sixteen() -> Result<()> {
-    let server = Server::start().await?;
+    let server = Server::start(Options::default()).await?;
     server.settle().await;
     let mut conn = server.conn().await?;
     let id = conn.create(&server.image).await?;

@@ -6,13 +6,13 @@ use anyhow::Result;
 
 use super::count;
 use crate::http::Conn;
-use crate::server::Server;
+use crate::server::{Options, Server};
 use crate::stats::Samples;
 
 const MANY: usize = 500;
 
 pub(crate) async fn one_against_many() -> Result<()> {
-    let server = Server::start().await?;
+    let server = Server::start(Options::default()).await?;
     server.settle().await;
     let mut conn = server.conn().await?;
     let mut ids = vec![conn.create(&server.image).await?];

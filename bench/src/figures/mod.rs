@@ -1,5 +1,6 @@
 //! The figures, one function each.
 
+mod cli;
 mod create;
 mod exec;
 mod growth;
@@ -37,6 +38,11 @@ pub(crate) const ALL: &[Spec] = &[
         name: "unpack",
         about: "loading a gzip image, MB/s of compressed bytes; peers skopeo + umoci, docker load",
     },
+    Spec {
+        name: "first_of_image",
+        about: "first sandbox of an image in a registry on loopback; peer skopeo + load",
+    },
+    Spec { name: "cli", about: "starts of the command line, `osb run host -- true`; peer docker run" },
     Spec { name: "proxy", about: "requests to a port of a sandbox; peer direct" },
     Spec { name: "growth", about: "get, list, create, proxy with 500 live against 1" },
 ];
@@ -55,6 +61,8 @@ pub(crate) async fn run(spec: &Spec) -> Result<()> {
         "delete" => create::delete().await,
         "transfer" => transfer::one_gib().await,
         "unpack" => unpack::image_load(),
+        "first_of_image" => cli::first_of_image().await,
+        "cli" => cli::starts().await,
         "proxy" => proxy::requests().await,
         _ => growth::one_against_many().await,
     }

@@ -11,7 +11,7 @@ use hyper_util::rt::TokioIo;
 
 use super::count;
 use crate::http::Conn;
-use crate::server::Server;
+use crate::server::{Options, Server};
 use crate::stats::{Samples, print_one};
 
 /// Host program that answers `ok` on a port; put into the sandbox for the measurement.
@@ -35,7 +35,7 @@ pub(crate) async fn backend(port: u16) -> Result<()> {
 }
 
 pub(crate) async fn requests() -> Result<()> {
-    let server = Server::start().await?;
+    let server = Server::start(Options::default()).await?;
     server.settle().await;
     let mut conn = server.conn().await?;
     let id = conn.create(&server.image).await?;

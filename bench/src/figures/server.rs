@@ -4,14 +4,14 @@ use std::time::Duration;
 
 use anyhow::Result;
 
-use crate::server::Server;
+use crate::server::{Options, Server};
 use crate::stats::{Samples, mem_available_kib, print_one, process_mib};
 
 pub(crate) async fn ready_and_idle() -> Result<()> {
     let mut ready = Samples::default();
     let mut resident = Samples::default();
     for _ in 0..5 {
-        let server = Server::start().await?;
+        let server = Server::start(Options::default()).await?;
         ready.push_ms(server.ready);
         server.settle().await;
         resident.push(process_mib(server.pid(), "VmRSS:"));
@@ -23,7 +23,7 @@ pub(crate) async fn ready_and_idle() -> Result<()> {
 
 pub(crate) async fn idle_sandboxes() -> Result<()> {
     const LIVE: usize = 500;
-    let server = Server::start().await?;
+    let server = Server::start(Options::default()).await?;
     let mut conn = server.conn().await?;
     for _ in 0..5 {
         let id = conn.create(&server.image).await?;

@@ -5,13 +5,13 @@ use std::time::Instant;
 use anyhow::{Result, ensure};
 use bytes::Bytes;
 
-use crate::server::Server;
+use crate::server::{Options, Server};
 use crate::stats::{Samples, print_one, process_mib};
 
 const CHUNK: usize = 1 << 20;
 
 pub(crate) async fn one_gib() -> Result<()> {
-    let server = Server::start().await?;
+    let server = Server::start(Options::default()).await?;
     server.settle().await;
     let mut conn = server.conn().await?;
     let id = conn.create(&server.image).await?;

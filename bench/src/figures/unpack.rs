@@ -30,11 +30,8 @@ impl Rates {
     }
 }
 
-pub(crate) fn image_load() -> Result<()> {
-    let binary = std::env::var_os("OSB_BIN").map_or_else(|| PathBuf::from("dist/osb"), PathBuf::from);
-    if !binary.exists() {
-        bail!("{} is not there: run `make build` first", binary.display());
-    }
+/// The image to load, made when it is not there.
+pub(super) fn archive() -> Result<PathBuf> {
     let image = std::env::var_os("BENCH_IMAGE")
         .map_or_else(|| PathBuf::from("/var/tmp/osb-bench-peers/unpack.tar"), PathBuf::from);
     if !image.exists() {
@@ -45,6 +42,12 @@ pub(crate) fn image_load() -> Result<()> {
             bail!("bench/unpack-image.sh failed");
         }
     }
+    Ok(image)
+}
+
+pub(crate) fn image_load() -> Result<()> {
+    let binary = crate::server::binary()?;
+    let image = archive()?;
     // All but a few kilobytes of the archive are its layer.
     #[allow(clippy::cast_precision_loss)]
     let megabytes = std::fs::metadata(&image)?.len() as f64 / 1e6;
