@@ -79,7 +79,7 @@ impl Naming {
 
     /// What a registry is asked for: the name itself, or what an alias makes of it.
     pub(crate) fn target(&self, store: &ImageStore, name: &str) -> Result<Reference, CreateError> {
-        let parse = |text: &str| Reference::parse(text).map_err(|error| image_error(name, &error));
+        let parse = |text: &str| Reference::parse(text).map_err(|error| image_error(name, &error.into()));
         let aliases = store.aliases().map_err(|error| image_error(name, &error))?;
         let mut reference = parse(name)?;
         for hops in 0..=MOST_ALIASES {
@@ -172,7 +172,7 @@ mod tests {
 
     #[test]
     fn a_name_that_can_be_none_is_the_callers_fault() {
-        let refused = |name: &str| image_error(name, &Reference::parse(name).unwrap_err());
+        let refused = |name: &str| image_error(name, &Reference::parse(name).unwrap_err().into());
         let long = "a".repeat(100_000);
         for name in ["/etc", "../../etc", "UPPER CASE!!", &long] {
             let CreateError::InvalidParameter(message) = refused(name) else { panic!("{name}") };

@@ -1,3 +1,4 @@
+use osb_protocol::image::InvalidName;
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -50,13 +51,8 @@ pub enum Error {
         known: u32,
     },
     /// A name that is no image reference.
-    #[error("invalid image name {name:?}: {reason}")]
-    InvalidName {
-        /// The name as given.
-        name: String,
-        /// What is wrong.
-        reason: &'static str,
-    },
+    #[error(transparent)]
+    InvalidName(#[from] InvalidName),
     /// A system call failed.
     #[error("cannot {action} {path}")]
     Io {

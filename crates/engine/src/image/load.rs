@@ -116,7 +116,7 @@ fn parse_name(name: &str) -> Result<Reference> {
     if names::is_host(name) {
         return Err(Error::Reserved { name: HOST.into() });
     }
-    Reference::parse(name)
+    Ok(Reference::parse(name)?)
 }
 
 /// Whether the names at the top are those of a root file system.

@@ -33,7 +33,6 @@ mod manifest;
 mod merge;
 mod names;
 mod path;
-mod reference;
 mod sparse;
 mod store;
 mod tarball;
@@ -46,9 +45,10 @@ pub use collect::{DiskUsage, Prune, Removed};
 pub use error::{Error, Holder, Result};
 pub use limits::Limits;
 pub use load::{LoadOptions, Loaded, Progress};
-pub use reference::Reference;
 pub use store::{ImageStore, Options};
 pub use workspace::Workspace;
+
+pub use osb_protocol::image::Reference;
 
 pub(crate) use uses::{runs, stand};
 

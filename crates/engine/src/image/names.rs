@@ -3,8 +3,8 @@
 use super::error::{Error, Result};
 use super::host::HostImage;
 use super::index::{ImageRecord, Index, Stamp};
-use super::reference::Reference;
 use super::{HOST, Image, Root};
+use osb_protocol::image::{InvalidName, Reference};
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -76,7 +76,10 @@ impl Names {
     pub(super) fn resolve(&self, name: &str) -> Result<Option<Arc<Image>>> {
         let found = match self.spellings.get(name) {
             Some(found) => Some(found.clone()),
-            None => match Reference::parse(name).and_then(|reference| self.find(&reference, 0)) {
+            None => match Reference::parse(name)
+                .map_err(Error::from)
+                .and_then(|reference| self.find(&reference, 0))
+            {
                 Ok(None) | Err(Error::InvalidName { .. }) if self.by_id(name).is_some() => {
                     return Ok(self.by_id(name));
                 }
@@ -207,7 +210,8 @@ pub(super) fn alias_key(name: &str) -> Result<String> {
         Some(repository) => {
             let reference = Reference::parse(repository)?;
             if reference.tag() != Some("latest") || repository.ends_with(":latest") {
-                return Err(Error::InvalidName { name: name.into(), reason: "`:*` follows a repository" });
+                let reason = "`:*` follows a repository";
+                return Err(InvalidName { name: name.into(), reason }.into());
             }
             Ok(format!("{}:*", reference.repository()))
         }
