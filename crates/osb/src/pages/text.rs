@@ -95,7 +95,11 @@ fn marked(line: &str) -> (&str, &str) {
 /// The cells of a table's line.
 fn cells(line: &str) -> Vec<String> {
     let line = line.trim().trim_start_matches('|').trim_end_matches('|').replace("\\|", "\0");
-    line.split('|').map(|cell| inline(cell.trim()).replace('\0', "|")).collect()
+    let plain = |cell: &str| match cell.strip_prefix('`').and_then(|code| code.strip_suffix('`')) {
+        Some(code) if !code.contains('`') => code.to_owned(),
+        _ => inline(cell),
+    };
+    line.split('|').map(|cell| plain(cell.trim()).replace('\0', "|")).collect()
 }
 
 fn table(rows: &[Vec<String>], out: &mut String) {
@@ -141,7 +145,9 @@ fn inline(text: &str) -> String {
         let mark = &rest[at..];
         rest = &mark[1..];
         if let Some((code, after)) = mark.strip_prefix('`').and_then(|code| code.split_once('`')) {
-            out.push_str(code);
+            // Several words are marked as one, so that it shows where a command ends.
+            let tick = if code.contains(' ') { "`" } else { "" };
+            out.push_str(&format!("{tick}{code}{tick}"));
             rest = after;
         } else if let Some(after) = mark.strip_prefix("**") {
             rest = after;
@@ -200,9 +206,9 @@ mod tests {
 
     #[test]
     fn blocks_become_text() {
-        let page = "# A `page`\n\nTwo\nlines, **one** paragraph: see [errors](errors.md) and [there](https://e.org/).\n\
+        let page = "# A `page`\n\nTwo\nlines, **one** `par a`graph: see [errors](errors.md) and [there](https://e.org/).\n\
                     \n- an item\n  that goes on\n1. first\n\n```sh\nosb  run\n```\n<!-- no -->\n";
-        let text = "A page\n======\n\nTwo lines, one paragraph: see errors (osb help) and there (https://e.org/).\n\
+        let text = "A page\n======\n\nTwo lines, one `par a`graph: see errors (osb help) and there (https://e.org/).\n\
                     \n- an item that goes on\n1. first\n\n    osb  run\n";
         assert_eq!(render(page), text);
     }
@@ -218,10 +224,12 @@ mod tests {
 
     #[test]
     fn tables_keep_columns_while_there_is_room() {
-        let narrow = "| a | b |\n|---|---|\n| `x` | one \\| two |\n| long | y |\n";
-        assert_eq!(render(narrow), "a     b\nx     one | two\nlong  y\n");
-        let wide = format!("| key | default | meaning |\n|---|---|---|\n| {} | 1 | text |\n", "k".repeat(60));
-        assert_eq!(render(&wide), format!("{}\n    default: 1\n    meaning: text\n", "k".repeat(60)));
+        let narrow = "| a | b |\n|---|---|\n| `x y` | one \\| two |\n| long | y |\n";
+        assert_eq!(render(narrow), "a     b\nx y   one | two\nlong  y\n");
+        let (key, meaning) = ("k".repeat(40), "word ".repeat(9));
+        let wide = format!("| key | default | meaning |\n|---|---|---|\n| {key} | 1 | {meaning} |\n");
+        let told = format!("{key}\n    default: 1\n    meaning: {}\n", meaning.trim_end());
+        assert_eq!(render(&wide), told);
         assert_eq!(render("| | |\n|---|---|\n| a | b |\n"), "a  b\n");
     }
 

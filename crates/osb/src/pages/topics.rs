@@ -95,6 +95,64 @@ mod tests {
         }
     }
 
+    /// The command lines of `osb` in a page's blocks of shell, as words.
+    fn command_lines(markdown: &str) -> Vec<Vec<String>> {
+        let blocks = markdown.split("```sh\n").skip(1).filter_map(|rest| rest.split("```").next());
+        blocks.flat_map(str::lines).filter_map(command_line).collect()
+    }
+
+    /// The words of the call in a line, without what belongs to the shell.
+    fn command_line(line: &str) -> Option<Vec<String>> {
+        let bare = |line: &'_ str| line.trim_start_matches("sudo ").trim_start_matches("ID=$(").to_owned();
+        let behind_pipe = line.split_once("| ").map(|(_, line)| bare(line));
+        let line =
+            [Some(bare(line)), behind_pipe].into_iter().flatten().find(|line| line.starts_with("osb "))?;
+        let mut words = vec![String::new()];
+        let mut quote = None;
+        for c in line.chars() {
+            match (c, quote) {
+                ('\'' | '"', None) => quote = Some(c),
+                (_, Some(open)) if c == open => quote = None,
+                (' ', None) => words.push(String::new()),
+                _ => words.last_mut()?.push(c),
+            }
+        }
+        let ours = |word: &String| !["#", "<", ">", "|", "&&"].contains(&word.as_str());
+        Some(words.into_iter().take_while(ours).filter(|word| !word.is_empty()).collect())
+    }
+
+    #[test]
+    fn command_lines_of_the_pages_are_taken() {
+        let readme = include_str!("../../../../README.md");
+        let pages = TOPICS.iter().map(|topic| (topic.name, topic.markdown)).chain([("README", readme)]);
+        let mut seen = 0;
+        for (name, markdown) in pages {
+            for words in command_lines(markdown) {
+                seen += 1;
+                let taken = crate::whole().try_get_matches_from(&words);
+                assert!(taken.is_ok(), "{name}: {words:?}: {}", taken.unwrap_err());
+            }
+        }
+        assert!(seen > 50, "{seen}");
+        assert_eq!(
+            command_line("x | sudo osb run a -- 'b c' > d  # e").unwrap(),
+            ["osb", "run", "a", "--", "b c"]
+        );
+        assert_eq!(command_line("make"), None);
+    }
+
+    #[test]
+    fn the_page_of_the_command_line_has_all_commands_and_exit_codes() {
+        let page = find("cli").unwrap().markdown;
+        for command in crate::whole().get_subcommands().filter(|command| !command.is_hide_set()) {
+            let name = format!("osb {}", command.get_name());
+            assert!(page.contains(&format!("`{name}`")) || page.contains(&format!("`{name} ")), "{name}");
+        }
+        for (code, meaning) in osb_cli::exit::TABLE {
+            assert!(page.contains(&format!("| {code} | {meaning} |")), "{code}");
+        }
+    }
+
     #[test]
     fn codes_are_explained() {
         use osb_client::protocol::{error, execd};
