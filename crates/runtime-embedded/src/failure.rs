@@ -15,7 +15,7 @@ const FULL_FOR: Duration = Duration::from_secs(30);
 pub(crate) fn of_pull(reference: &str, error: osb_registry::Error) -> CreateError {
     use osb_registry::Error;
     let fetch = |error| CreateError::Fetch { reference: reference.to_owned(), error };
-    let text = error.to_string();
+    let text = told(&error);
     match error {
         Error::InvalidReference { .. } => CreateError::InvalidParameter(format!("image.uri: {text}")),
         Error::NoPlatform { .. } => fetch(FetchError::Platform(text)),
@@ -78,7 +78,9 @@ mod tests {
             source: std::sync::Arc::new(kind.into()),
         };
         assert!(matches!(of(disk(std::io::ErrorKind::StorageFull)), CreateError::Exhausted { .. }));
-        assert!(matches!(of(disk(std::io::ErrorKind::PermissionDenied)), CreateError::Fetch { .. }));
+        let denied = of(disk(std::io::ErrorKind::PermissionDenied));
+        let CreateError::Fetch { error: FetchError::Failed(text), .. } = denied else { panic!() };
+        assert_eq!(text, "cannot write /x: permission denied");
         let full = osb_engine::image::Error::NoSpace { path: "/x".into() };
         assert!(matches!(of_load("a", &full), CreateError::Exhausted { .. }));
     }
