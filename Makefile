@@ -17,7 +17,7 @@ quickstart: ## build, start a server, run a program in a sandbox by the official
 test: ## all tests: Rust, then the official clients against a server (needs root)
 	@scripts/test.sh
 
-check: ## formatting, lints, licences and sources of dependencies
+check: ## formatting, lints, licences and sources of dependencies, pages
 	@scripts/check.sh
 
 bench: build ## measure the figures of docs/numbers.md (needs root); FIGURES="name …" for some
