@@ -99,7 +99,7 @@ async fn way(context: &Context, sandbox: &Sandbox, port: u16) -> anyhow::Result<
     let config = context.client.config();
     let base = format!("{}://{}", config.protocol.as_str(), endpoint.endpoint.trim_end_matches('/'));
     let mut headers = HeaderMap::new();
-    for (name, value) in endpoint.headers.unwrap_or_default() {
+    for (name, value) in endpoint.headers {
         let name = HeaderName::try_from(name).context("endpoint header")?;
         headers.insert(name, HeaderValue::try_from(value).context("endpoint header")?);
     }

@@ -183,11 +183,16 @@ pub(crate) async fn run(
         }
         SandboxAction::Endpoint { sandbox, port, output } => {
             let endpoint = sandbox.handle(context).endpoint(port).await?;
-            let headers = endpoint.headers.unwrap_or_default();
-            let shown: Vec<String> = headers.iter().map(|(name, value)| format!("{name}: {value}")).collect();
-            let properties =
-                vec![("endpoint", Cell::from(&endpoint.endpoint)), ("headers", Cell::from(shown.join(", ")))];
-            let json = json!({"endpoint": endpoint.endpoint, "headers": headers, "origin": null});
+            let shown: Vec<String> =
+                endpoint.headers.iter().map(|(name, value)| format!("{name}: {value}")).collect();
+            let properties = vec![
+                ("endpoint", Cell::from(&endpoint.endpoint)),
+                ("headers", Cell::from(shown.join(", "))),
+                ("origin", Cell::optional(endpoint.origin.as_ref())),
+            ];
+            let json = json!({
+                "endpoint": endpoint.endpoint, "headers": endpoint.headers, "origin": endpoint.origin,
+            });
             context.printer(output.output).object(streams, properties, &json).await?;
         }
         SandboxAction::Health { sandbox, output } => {

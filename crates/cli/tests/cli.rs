@@ -792,6 +792,28 @@ async fn settings_are_written_and_set() {
 }
 
 #[tokio::test]
+async fn an_endpoint_is_shown_with_its_headers_and_origin() {
+    for (header, cell, value) in [(None, "-", Value::Null), (Some("template"), "template", json!("template"))]
+    {
+        let fake = Fake::start(move |_, seen| {
+            let mut answer = endpoint(&seen);
+            if let Some(header) = header {
+                answer.headers_mut().insert("open-sandbox-origin", header.parse().unwrap());
+            }
+            async move { answer }
+        })
+        .await;
+        let done = osb(&fake, &["sandbox", "endpoint", "s1", "-p", "8000"]).await;
+        let shown = done.out.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
+        assert!(shown.into_iter().any(|line| line == ["origin", cell]), "{}", done.out);
+        let done = osb(&fake, &["sandbox", "endpoint", "s1", "-p", "8000", "-o", "json"]).await;
+        let shown: Value = serde_json::from_str(&done.out).unwrap();
+        assert_eq!(shown["origin"], value);
+        assert_eq!(shown["headers"], json!({"OpenSandbox-Secure-Access": "token"}));
+    }
+}
+
+#[tokio::test]
 async fn top_shows_figures_and_lives_with_sandboxes_that_have_none() {
     let fake = Fake::start(|_, seen| {
         let answer = match seen.target.as_str() {

@@ -100,7 +100,7 @@ pub use files::{
 pub use isolated::{IsolatedRun, IsolatedSession, Isolation};
 pub use items::Items;
 pub use list::ListFilter;
-pub use network::Service;
+pub use network::{Endpoint, Service};
 pub use osb_protocol as protocol;
 pub use osb_protocol::execd::{
     CodeContext, CommandStatus, ExecutionError, FileInfo, FileKind, IsolatedRunStarted, IsolatedRunStatus,
@@ -109,11 +109,11 @@ pub use osb_protocol::execd::{
 };
 pub use osb_protocol::lifecycle::{
     CreateFsbTemplateRequest as CreateTemplateRequest, CreatePoolRequest, CreateSandboxRequest,
-    DiagnosticContentResponse as DiagnosticContent, Endpoint, FsbTemplate as Template, HostVolume,
-    LifecycleHook, ListSandboxesResponse, MetricsEvent, NetworkPolicy, NetworkRule, OssfsVolume,
-    PaginationInfo, PeriodicLifecycleHook, PolicyAction, PolicyStatusResponse, PoolCapacitySpec,
-    PoolResponse as Pool, PvcVolume, Sandbox as SandboxInfo, SandboxLifecycle, SandboxState, SandboxStatus,
-    Snapshot, SnapshotStatus, Volume,
+    DiagnosticContentResponse as DiagnosticContent, FsbTemplate as Template, HostVolume, LifecycleHook,
+    ListSandboxesResponse, MetricsEvent, NetworkPolicy, NetworkRule, OssfsVolume, PaginationInfo,
+    PeriodicLifecycleHook, PolicyAction, PolicyStatusResponse, PoolCapacitySpec, PoolResponse as Pool,
+    PvcVolume, Sandbox as SandboxInfo, SandboxLifecycle, SandboxState, SandboxStatus, Snapshot,
+    SnapshotStatus, Volume,
 };
 pub use output::{CommandEvent, CommandStream, Exit, Joiner, Output};
 pub use pools::Pools;

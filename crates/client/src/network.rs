@@ -1,6 +1,8 @@
 //! Which destinations a sandbox may reach, and how it is reached.
 
-use osb_protocol::lifecycle::{Endpoint, NetworkPolicy, NetworkRule, PolicyStatusResponse};
+use std::collections::BTreeMap;
+
+use osb_protocol::lifecycle::{NetworkPolicy, NetworkRule, ORIGIN_HEADER, PolicyStatusResponse};
 use osb_protocol::time::WireTime;
 use reqwest::header::HeaderMap;
 use reqwest::{Method, RequestBuilder};
@@ -9,6 +11,19 @@ use url::Url;
 use crate::client::{endpoint_headers, parse_base};
 use crate::error::Result;
 use crate::sandbox::Sandbox;
+use crate::transport::Transport;
+
+/// Where a port of a sandbox is, as the server says it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Endpoint {
+    /// `host[:port][/path]`: no scheme, no slash at the end.
+    pub endpoint: String,
+    /// To be sent with every request.
+    pub headers: BTreeMap<String, String>,
+    /// What the sandbox was made from: `template`; absent when the server does not say.
+    pub origin: Option<String>,
+}
 
 /// Where a port of a sandbox is, ready for an HTTP client.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -33,9 +48,52 @@ impl Sandbox {
     /// # Errors
     /// When the sandbox does not exist or the server cannot be reached.
     pub async fn service(&self, port: u16) -> Result<Service> {
-        let Endpoint { endpoint, headers } = self.endpoint(port).await?;
+        let Endpoint { endpoint, headers, .. } = self.endpoint(port).await?;
         let url = parse_base(&format!("{}://{endpoint}/", self.config().protocol.as_str()))?;
-        Ok(Service { url, headers: endpoint_headers(&headers.unwrap_or_default())? })
+        Ok(Service { url, headers: endpoint_headers(&headers)? })
+    }
+
+    /// The address of a port inside, with the headers to send along. Carries no scheme; use that of
+    /// [`Config::protocol`](crate::Config::protocol).
+    ///
+    /// ```no_run
+    /// # async fn example(sandbox: opensandbox::Sandbox) -> opensandbox::Result<()> {
+    /// let endpoint = sandbox.endpoint(8000).await?;
+    /// println!("http://{} {:?}", endpoint.endpoint, endpoint.headers);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// When the sandbox does not exist or the server cannot be reached.
+    pub async fn endpoint(&self, port: u16) -> Result<Endpoint> {
+        self.endpoint_by(self.transport(), port).await
+    }
+
+    pub(crate) async fn endpoint_by(&self, transport: &Transport, port: u16) -> Result<Endpoint> {
+        let query = ("use_server_proxy", self.config().use_server_proxy.to_string());
+        self.ask_endpoint(transport, port, query).await
+    }
+
+    async fn ask_endpoint(
+        &self,
+        transport: &Transport,
+        port: u16,
+        query: (&str, String),
+    ) -> Result<Endpoint> {
+        let request = self
+            .client()
+            .request(Method::GET, &["sandboxes", self.id(), "endpoints", &port.to_string()])?
+            .query(&[query]);
+        let limit = self.config().request_timeout;
+        let answer = transport.open(request, limit).await?;
+        let origin = answer.response.headers().get(ORIGIN_HEADER);
+        let origin = origin
+            .and_then(|origin| origin.to_str().ok())
+            .filter(|origin| !origin.is_empty())
+            .map(str::to_owned);
+        let wire: osb_protocol::lifecycle::Endpoint = answer.json(limit).await?;
+        Ok(Endpoint { endpoint: wire.endpoint, headers: wire.headers.unwrap_or_default(), origin })
     }
 
     /// The address of a port inside that anybody may use until `expires`, where the server has a gateway for it.
@@ -54,11 +112,8 @@ impl Sandbox {
     /// # Errors
     /// When the sandbox does not exist, the server has no gateway, or it cannot be reached.
     pub async fn signed_endpoint(&self, port: u16, expires: WireTime) -> Result<Endpoint> {
-        let request = self
-            .client()
-            .request(Method::GET, &["sandboxes", self.id(), "endpoints", &port.to_string()])?
-            .query(&[("expires", expires.timestamp().as_second())]);
-        self.transport().json(request, self.config().request_timeout).await
+        let query = ("expires", expires.timestamp().as_second().to_string());
+        self.ask_endpoint(self.transport(), port, query).await
     }
 
     /// Which destinations it may reach.

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use osb_protocol::execd::EXECD_PORT;
 use osb_protocol::lifecycle::{
-    Endpoint, PatchSandboxMetadataRequest, RenewSandboxExpirationRequest, RenewSandboxExpirationResponse,
+    PatchSandboxMetadataRequest, RenewSandboxExpirationRequest, RenewSandboxExpirationResponse,
     Sandbox as SandboxInfo, SandboxState,
 };
 use osb_protocol::time::WireTime;
@@ -215,30 +215,6 @@ impl Sandbox {
         self.transport().json(request, self.config().request_timeout).await
     }
 
-    /// The address of a port inside, with the headers to send along. Carries no scheme; use that of
-    /// [`Config::protocol`].
-    ///
-    /// ```no_run
-    /// # async fn example(sandbox: opensandbox::Sandbox) -> opensandbox::Result<()> {
-    /// let endpoint = sandbox.endpoint(8000).await?;
-    /// println!("http://{} {:?}", endpoint.endpoint, endpoint.headers);
-    /// # Ok(())
-    /// # }
-    /// ```
-    ///
-    /// # Errors
-    /// When the sandbox does not exist or the server cannot be reached.
-    pub async fn endpoint(&self, port: u16) -> Result<Endpoint> {
-        let request = self.endpoint_request(port)?;
-        self.transport().json(request, self.config().request_timeout).await
-    }
-
-    fn endpoint_request(&self, port: u16) -> Result<RequestBuilder> {
-        let request =
-            self.client.request(Method::GET, &["sandboxes", &self.id, "endpoints", &port.to_string()])?;
-        Ok(request.query(&[("use_server_proxy", self.config().use_server_proxy)]))
-    }
-
     /// Waits until the daemon inside answers.
     ///
     /// ```no_run
@@ -318,12 +294,11 @@ impl Sandbox {
         if let Some(route) = known.as_ref().filter(|route| route.until > Instant::now()) {
             return Ok(route.clone());
         }
-        let endpoint: Endpoint =
-            transport.json(self.endpoint_request(EXECD_PORT)?, self.config().request_timeout).await?;
+        let endpoint = self.endpoint_by(transport, EXECD_PORT).await?;
         let base = format!("{}://{}", self.config().protocol.as_str(), endpoint.endpoint);
         let route = Route {
             base: parse_base(&base)?,
-            headers: endpoint_headers(&endpoint.headers.unwrap_or_default())?,
+            headers: endpoint_headers(&endpoint.headers)?,
             until: Instant::now() + ENDPOINT_LIFE,
         };
         *known = Some(route.clone());

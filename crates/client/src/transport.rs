@@ -44,6 +44,12 @@ impl Answer {
         self.response.bytes().await.map_err(|error| broken(&self.call, &error))
     }
 
+    /// The whole answer, read as JSON within a time limit.
+    pub(crate) async fn json<T: DeserializeOwned>(self, limit: Duration) -> Result<T> {
+        let (call, bytes) = self.within(limit).await?;
+        serde_json::from_slice(&bytes).map_err(|error| Error::Unexpected { call, reason: error.to_string() })
+    }
+
     /// The body of an answer that cannot be large.
     async fn body(&mut self) -> Result<Bytes> {
         let mut body = BytesMut::new();
@@ -170,8 +176,7 @@ impl Transport {
         request: RequestBuilder,
         limit: Duration,
     ) -> Result<T> {
-        let (call, bytes) = self.open(request, limit).await?.within(limit).await?;
-        serde_json::from_slice(&bytes).map_err(|error| Error::Unexpected { call, reason: error.to_string() })
+        self.open(request, limit).await?.json(limit).await
     }
 
     /// Sends a request and reads a text. Bytes that are no UTF-8 are replaced.

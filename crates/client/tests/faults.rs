@@ -158,6 +158,34 @@ async fn the_key_goes_to_the_server_and_never_straight_into_a_sandbox() {
 }
 
 #[tokio::test]
+async fn an_endpoint_tells_what_its_sandbox_was_made_from() {
+    for (header, origin) in [(None, None), (Some(""), None), (Some("template"), Some("template"))] {
+        let fake = Fake::start(move |_, seen| {
+            let mut answer = endpoint(&seen);
+            if let Some(header) = header {
+                answer.headers_mut().insert("open-sandbox-origin", header.parse().unwrap());
+            }
+            async move { answer }
+        })
+        .await;
+        let sandbox = client(&fake).sandbox("s1");
+        let found = sandbox.endpoint(8000).await.unwrap();
+        assert_eq!(found.origin.as_deref(), origin);
+        assert_eq!(found.headers["OpenSandbox-Secure-Access"], "token");
+        assert!(found.endpoint.ends_with("/v1/sandboxes/s1/proxy/44772"), "{}", found.endpoint);
+        let until = opensandbox::protocol::time::WireTime::from_micros(4_102_444_800_000_000).unwrap();
+        assert_eq!(sandbox.signed_endpoint(8000, until).await.unwrap().origin.as_deref(), origin);
+        assert_eq!(
+            fake.calls(),
+            [
+                "GET /v1/sandboxes/s1/endpoints/8000?use_server_proxy=true",
+                "GET /v1/sandboxes/s1/endpoints/8000?expires=4102444800",
+            ]
+        );
+    }
+}
+
+#[tokio::test]
 async fn a_command_is_followed_however_its_bytes_are_cut() {
     let stream = events(&[
         json!({"type": "init", "text": "c1", "timestamp": 1}),
