@@ -1,20 +1,17 @@
 //! The one place where HTTP clients are built.
 //!
 //! A client takes its trust from the root certificates built in, plus the system's bundle where there is one:
-//! a minimal root file system has none, and a company's own authority is only in the system's.
+//! a minimal root file system has none, and a company's own authority is only in the system's. Neither is looked at
+//! before a server has to be believed.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use reqwest::header::HeaderMap;
 use rustls::pki_types::CertificateDer;
-use rustls::pki_types::pem::PemObject;
 
 use crate::error::{Error, Result, chain};
-
-/// Where Linux distributions keep the bundle; the first that exists counts.
-const SYSTEM_BUNDLES: [&str; 3] =
-    ["/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt", "/etc/ssl/cert.pem"];
+use crate::trust::Trust;
 
 /// Time to make a connection, name look-up and TLS included.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -38,29 +35,15 @@ pub struct Options {
 /// # Errors
 /// When the cryptography provider does not offer these versions, which the one built in does.
 pub fn tls_config(authorities: Vec<CertificateDer<'static>>) -> Result<rustls::ClientConfig> {
-    let mut roots = rustls::RootCertStore { roots: webpki_roots::TLS_SERVER_ROOTS.to_vec() };
-    roots.add_parsable_certificates(system_certificates());
-    roots.add_parsable_certificates(authorities);
-    let mut config =
-        rustls::ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
-            .with_safe_default_protocol_versions()
-            .map_err(|error| Error::InvalidArgument(format!("TLS cannot be set up: {error}")))?
-            .with_root_certificates(roots)
-            .with_no_client_auth();
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let mut config = rustls::ClientConfig::builder_with_provider(provider.clone())
+        .with_safe_default_protocol_versions()
+        .map_err(|error| Error::InvalidArgument(format!("TLS cannot be set up: {error}")))?
+        .dangerous()
+        .with_custom_certificate_verifier(Arc::new(Trust::new(authorities, provider)))
+        .with_no_client_auth();
     config.alpn_protocols = vec![b"http/1.1".to_vec()];
     Ok(config)
-}
-
-/// Certificates of the bundle that `SSL_CERT_FILE` names, else of the system's. Unreadable ones are left out:
-/// those built in remain.
-fn system_certificates() -> Vec<CertificateDer<'static>> {
-    let named = std::env::var_os("SSL_CERT_FILE").map(std::path::PathBuf::from);
-    named
-        .into_iter()
-        .chain(SYSTEM_BUNDLES.iter().map(Into::into))
-        .find_map(|path| CertificateDer::pem_file_iter(path).ok())
-        .map(|certificates| certificates.filter_map(std::result::Result::ok).collect())
-        .unwrap_or_default()
 }
 
 /// Builds a client. It follows no redirects (the API key would travel with them) and has no time limit for

@@ -81,6 +81,7 @@ mod snapshots;
 mod templates;
 mod terminal;
 mod transport;
+mod trust;
 
 pub use client::Client;
 pub use code::{Cell, Code, CodeEvent, CodeOutput, CodeResult, CodeStream};
