@@ -359,7 +359,7 @@ impl Proxy {
     }
 
     /// Sends the request over an idle connection, or over a new one if there is none or it ends before it takes the
-    /// request. A request of which a backend may have seen anything is never repeated.
+    /// request. A request of which a backend may have seen anything is not repeated, but for [`spare`] ones.
     async fn exchange(
         &self,
         id: SandboxId,
@@ -368,9 +368,11 @@ impl Proxy {
         mut request: Request<Body>,
     ) -> Result<(Response<Incoming>, Upstream), Broken> {
         if let Some(mut upstream) = self.pool.take(Key::new(id, target)) {
+            let spare = spare(&request, target);
             match upstream.exchange(request, self.options.answer).await {
                 Ok(response) => return Ok((response, upstream)),
                 Err(Failure::Unsent(returned)) => request = *returned,
+                Err(failure @ Failure::Unanswered(_)) => request = spare.ok_or(failure)?,
                 Err(failure) => return Err(failure.into()),
             }
         }
@@ -424,6 +426,22 @@ impl Proxy {
         .await;
         Body::empty()
     }
+}
+
+/// A second copy of a request that may be sent again when an idle connection turns out to end with its daemon, which
+/// init starts anew: one without a body whose repetition changes nothing (RFC 9110, 9.2.2). What answers at other
+/// ports is unknown, and a request that kills it must not come twice.
+fn spare(request: &Request<Body>, target: Target) -> Option<Request<Body>> {
+    use http_body::Body as _;
+    let may_repeat =
+        target == Target::Execd && request.method().is_idempotent() && request.body().is_end_stream();
+    may_repeat.then(|| {
+        let mut copy = Request::new(Body::empty());
+        *copy.method_mut() = request.method().clone();
+        *copy.uri_mut() = request.uri().clone();
+        *copy.headers_mut() = request.headers().clone();
+        copy
+    })
 }
 
 fn peer(extensions: &Extensions) -> Option<IpAddr> {

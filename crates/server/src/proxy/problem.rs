@@ -38,14 +38,14 @@ impl From<Failure> for Broken {
         let (error, perhaps_ended) = match failure {
             Failure::Timeout => (ApiError::BackendTimeout, false),
             Failure::Unsent(_) => (backend("it closed the connection before it took the request"), true),
-            Failure::Broken(error) if error.is_user() => {
+            Failure::Unanswered(error) | Failure::Broken(error) if error.is_user() => {
                 (ApiError::BadRequest("the body of the request broke off".to_owned()), false)
             }
             Failure::Broken(error) if error.is_parse_too_large() => {
                 (backend("the head of its answer is too large"), false)
             }
             Failure::Broken(error) if error.is_parse() => (backend("its answer is not HTTP/1"), false),
-            Failure::Broken(_) => (backend("it closed the connection"), true),
+            Failure::Unanswered(_) | Failure::Broken(_) => (backend("it closed the connection"), true),
         };
         Self { error, perhaps_ended }
     }

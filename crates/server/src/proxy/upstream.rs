@@ -34,7 +34,7 @@ pub(super) struct Upstream {
     sender: http1::SendRequest<Body>,
     /// `None` once it has come to its end.
     connection: Option<Box<Connection>>,
-    moved: Arc<AtomicU64>,
+    traffic: Arc<Traffic>,
     fd: RawFd,
 }
 
@@ -45,7 +45,9 @@ pub(super) enum Failure {
     Unsent(Box<Request<Body>>),
     /// Nothing moved in either direction for too long.
     Timeout,
-    /// The connection ended, or did not speak HTTP.
+    /// The connection ended without a byte of an answer.
+    Unanswered(hyper::Error),
+    /// The connection ended within the answer, or did not speak HTTP.
     Broken(hyper::Error),
 }
 
@@ -61,10 +63,10 @@ impl Upstream {
             }
             Stream::Unix(unix) => unix.as_raw_fd(),
         };
-        let moved = Arc::new(AtomicU64::new(0));
-        let metered = Metered { stream, moved: moved.clone() };
+        let traffic = Arc::<Traffic>::default();
+        let metered = Metered { stream, traffic: traffic.clone() };
         let (sender, connection) = http1::Builder::new().handshake(TokioIo::new(metered)).await?;
-        Ok(Self { sender, connection: Some(Box::new(connection)), moved, fd })
+        Ok(Self { sender, connection: Some(Box::new(connection)), traffic, fd })
     }
 
     /// Whether the connection is still open and silent, asked of the kernel: the reactor may not have heard yet.
@@ -88,8 +90,9 @@ impl Upstream {
     ) -> Result<Response<Incoming>, Failure> {
         let mut answer = pin!(self.sender.try_send_request(request));
         let connection = &mut self.connection;
-        let moved = &self.moved;
-        let mut seen = moved.load(Ordering::Relaxed);
+        let traffic = &self.traffic;
+        let received_before = traffic.received();
+        let mut seen = traffic.moved();
         let mut timer = pin!(tokio::time::sleep(patience));
         poll_fn(|cx| {
             let ended = connection.as_mut().is_some_and(|open| open.poll_without_shutdown(cx).is_ready());
@@ -105,6 +108,9 @@ impl Upstream {
                     *connection = None;
                     return Poll::Ready(Err(match error.take_message() {
                         Some(request) => Failure::Unsent(Box::new(request)),
+                        None if traffic.received() == received_before => {
+                            Failure::Unanswered(error.into_error())
+                        }
                         None => Failure::Broken(error.into_error()),
                     }));
                 }
@@ -117,7 +123,7 @@ impl Upstream {
                 Poll::Pending => {}
             }
             while timer.as_mut().poll(cx).is_ready() {
-                let now = moved.load(Ordering::Relaxed);
+                let now = traffic.moved();
                 if now == seen {
                     return Poll::Ready(Err(Failure::Timeout));
                 }
@@ -231,15 +237,32 @@ impl HttpBody for Relay {
     }
 }
 
+/// Bytes that went through a connection.
+#[derive(Default)]
+struct Traffic {
+    sent: AtomicU64,
+    received: AtomicU64,
+}
+
+impl Traffic {
+    fn received(&self) -> u64 {
+        self.received.load(Ordering::Relaxed)
+    }
+
+    fn moved(&self) -> u64 {
+        self.sent.load(Ordering::Relaxed) + self.received()
+    }
+}
+
 /// A stream that counts what goes through it, so that slow and dead can be told apart.
 struct Metered {
     stream: Stream,
-    moved: Arc<AtomicU64>,
+    traffic: Arc<Traffic>,
 }
 
 impl Metered {
-    fn count(&self, bytes: usize) {
-        self.moved.fetch_add(bytes as u64, Ordering::Relaxed);
+    fn count_sent(&self, bytes: usize) {
+        self.traffic.sent.fetch_add(bytes as u64, Ordering::Relaxed);
     }
 }
 
@@ -251,7 +274,7 @@ impl AsyncRead for Metered {
     ) -> Poll<io::Result<()>> {
         let before = buf.filled().len();
         let polled = Pin::new(&mut self.stream).poll_read(cx, buf);
-        self.count(buf.filled().len() - before);
+        self.traffic.received.fetch_add((buf.filled().len() - before) as u64, Ordering::Relaxed);
         polled
     }
 }
@@ -260,7 +283,7 @@ impl AsyncWrite for Metered {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
         let polled = Pin::new(&mut self.stream).poll_write(cx, buf);
         if let Poll::Ready(Ok(bytes)) = polled {
-            self.count(bytes);
+            self.count_sent(bytes);
         }
         polled
     }
@@ -280,7 +303,7 @@ impl AsyncWrite for Metered {
     ) -> Poll<io::Result<usize>> {
         let polled = Pin::new(&mut self.stream).poll_write_vectored(cx, bufs);
         if let Poll::Ready(Ok(bytes)) = polled {
-            self.count(bytes);
+            self.count_sent(bytes);
         }
         polled
     }

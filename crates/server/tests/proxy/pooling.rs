@@ -1,7 +1,7 @@
 //! Connections that serve more than one request, and those that must not.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use osb_server::proxy::{Idle, Options};
@@ -129,6 +129,65 @@ async fn a_request_that_was_taken_is_not_repeated() {
     let answer = server.send("POST", 8000, "/", "Content-Length: 1\r\n", "x").await;
     assert_eq!((answer.status, answer.code().as_str()), (502, "BACKEND_RESPONSE_FAILED"));
     assert_eq!((seen.load(Ordering::SeqCst), server.fake.connects()), (1, 1));
+}
+
+#[tokio::test]
+async fn a_daemon_that_dies_on_an_idle_connection_is_asked_once_more() {
+    const EXECD: u16 = 44772;
+    let server = Server::start().await;
+    let seen = Arc::new(AtomicUsize::new(0));
+    let broken: Arc<Mutex<&[u8]>> = Arc::default();
+    let (count, rest) = (seen.clone(), broken.clone());
+    server
+        .backend(EXECD, move |mut stream| {
+            let (count, rest) = (count.clone(), rest.clone());
+            async move {
+                let mut buffer = Vec::new();
+                read_request(&mut stream, &mut buffer).await;
+                count.fetch_add(1, Ordering::SeqCst);
+                stream.write_all(OK).await.unwrap();
+                // The second is read, and perhaps begun to be answered, when the daemon dies.
+                if read_request(&mut stream, &mut buffer).await.is_some() {
+                    count.fetch_add(1, Ordering::SeqCst);
+                    let rest = *rest.lock().unwrap();
+                    stream.write_all(rest).await.unwrap();
+                }
+            }
+        })
+        .await;
+    let seen_by_daemon = || seen.swap(0, Ordering::SeqCst);
+    let send = |method: &'static str, headers: &'static str, body: &'static str| {
+        let server = &server;
+        async move {
+            // Leaves a connection that ends with the next request.
+            server.proxy.forget(server.id);
+            assert_eq!(server.get(EXECD, "/").await.status, 200);
+            assert_eq!(server.proxy.idle(), 1);
+            server.send(method, EXECD, "/", headers, body).await
+        }
+    };
+    for method in ["GET", "HEAD", "DELETE", "OPTIONS"] {
+        assert_eq!(send(method, "", "").await.status, 200, "{method}");
+        assert_eq!(seen_by_daemon(), 3, "{method}");
+    }
+    // What may have had an effect, or has sent its body.
+    for (method, headers, body) in
+        [("POST", "", ""), ("PATCH", "", ""), ("PUT", "Content-Length: 1\r\n", "x")]
+    {
+        let answer = send(method, headers, body).await;
+        assert_eq!((answer.status, answer.code().as_str()), (502, "BACKEND_RESPONSE_FAILED"), "{method}");
+        assert_eq!(seen_by_daemon(), 2, "{method}");
+    }
+    // An answer that has begun.
+    *broken.lock().unwrap() = b"HTTP/1.1 2";
+    assert_eq!(send("GET", "", "").await.status, 502);
+    assert_eq!(seen_by_daemon(), 2);
+    // A new connection is not replaced by another.
+    server.proxy.forget(server.id);
+    server.scripted(EXECD, "").await;
+    let before = server.fake.connects();
+    assert_eq!(server.get(EXECD, "/").await.status, 502);
+    assert_eq!(server.fake.connects(), before + 1);
 }
 
 #[tokio::test]
