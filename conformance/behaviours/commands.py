@@ -50,12 +50,12 @@ def any_text_is_printed(client, box):
     assert box.run("printf 'a\\033[1mb\\a\\000c'").output == "a\033[1mb\a\0c"
 
 
-@behaviour(basic=True)
+@behaviour()
 def thousands_of_lines_keep_their_order(client, box):
     assert box.run("seq 1 5000").output.splitlines() == [str(n) for n in range(1, 5001)]
 
 
-@behaviour(basic=True)
+@behaviour()
 def a_very_long_line_arrives_whole(client, box):
     assert box.run("head -c 300000 /dev/zero | tr '\\0' a; echo").output == "a" * 300_000 + "\n"
 
@@ -89,29 +89,29 @@ def arguments_are_not_touched_by_a_shell(client, box):
 def a_timeout_ends_the_whole_tree(client, box):
     began = time.monotonic()
     run = box.run("echo before; sleep 98761 & setsid sleep 98761 & sleep 98761", timeout=1)
-    assert 0.9 < time.monotonic() - began < 5
+    assert 0.9 < time.monotonic() - began < 15
     assert run.output == "before\n" and run.exit_code == 137
     assert box.run("ps -eo args | grep -c '[s]leep 98761'").output == "0\n"
 
 
-@behaviour(basic=True)
+@behaviour()
 def death_by_signal_is_128_and_the_signal(client, box):
     for script, code in (("kill -9 $$", 137), ("kill -SEGV $$", 139), ("kill -TERM $$", 143)):
         assert box.run(script).exit_code == code
 
 
-@behaviour(basic=True)
+@behaviour()
 def a_program_that_is_not_there_is_127(client, box):
     run = box.run("no-such-program-here")
     assert run.exit_code == 127 and "no-such-program-here" in "".join(run.stderr)
 
 
-@behaviour(basic=True)
+@behaviour()
 def standard_input_is_empty(client, box):
     assert box.run("cat; read x || echo eof; printf a | cat; echo").output == "eof\na\n"
 
 
-@behaviour(basic=True)
+@behaviour()
 def a_run_ends_with_its_process_not_with_its_pipes(client, box):
     for script in ("sleep 30 &", "(sleep 30 &) ; true", "setsid sleep 30 & disown"):
         began = time.monotonic()
@@ -119,7 +119,7 @@ def a_run_ends_with_its_process_not_with_its_pipes(client, box):
         assert time.monotonic() - began < 3
 
 
-@behaviour("run.arrivals", basic=True)
+@behaviour("run.arrivals")
 def lines_arrive_when_they_are_written(client, box):
     arrivals = box.run("for i in 1 2 3; do echo $i; sleep 0.3; done", "run.arrivals").arrivals
     assert len(arrivals) == 3
@@ -158,7 +158,7 @@ def an_interrupted_command_is_told_as_such(client, box):
     assert not done["running"] and done["exit_code"] in (130, 137, 143)
 
 
-@behaviour("run.interrupt_at_init", basic=True)
+@behaviour("run.interrupt_at_init")
 def a_command_is_interrupted_at_its_first_event(client, box):
     began = time.monotonic()
     run = box.run("sleep 60", interrupt_at_init=True)
@@ -166,13 +166,13 @@ def a_command_is_interrupted_at_its_first_event(client, box):
     assert run.error is not None and run.exit_code in (130, 137, 143)
 
 
-@behaviour(basic=True)
+@behaviour()
 def unknown_executions_cannot_be_interrupted(client, box):
     with refused(client, 404):
         box.interrupt("0" * 32)
 
 
-@behaviour("status", "logs", basic=True)
+@behaviour("status", "logs")
 def unknown_executions_have_neither_status_nor_logs(client, box):
     with refused(client, 404):
         box.status("0" * 32)
@@ -187,7 +187,7 @@ def variables_are_kept_for_later_commands(client, box):
         assert box.run('printf %s "[$LATER]"').output == f"[{value}]"
 
 
-@behaviour(basic=True)
+@behaviour()
 def a_child_that_is_left_alone_leaves_no_zombie(client, box):
     box.run("for i in $(seq 50); do (sleep 0.01 &) ; done; sleep 0.1")
     assert box.run("ps -eo stat | grep -c '^Z'").output == "0\n"

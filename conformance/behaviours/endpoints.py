@@ -48,13 +48,13 @@ def a_port_answers_at_its_endpoint(client, box):
     assert httpx.get(f"{url}/missing", headers=endpoint["headers"]).status_code == 404
 
 
-@behaviour(basic=True)
+@behaviour()
 def a_port_without_a_listener_is_told_as_such(client, box):
     answer = httpx.get(f"http://{box.endpoint(8123)['endpoint']}/")
     assert answer.status_code == 502 and answer.json()["code"] == "BACKEND_CONNECTION_FAILED"
 
 
-@behaviour(basic=True)
+@behaviour()
 def the_egress_port_has_an_endpoint_too(client, box):
     assert box.endpoint(18080)["endpoint"].endswith("/proxy/18080")
 

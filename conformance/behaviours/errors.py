@@ -23,14 +23,14 @@ def a_wrong_key_is_refused(client):
     assert "wrong-key-of-mine" not in caught.error.message
 
 
-@behaviour(basic=True)
+@behaviour()
 def a_missing_key_is_asked_for(client):
     with refused(client, 401, "MISSING_API_KEY") as caught:
         client.at(api_key="").list()
     assert "OPEN-SANDBOX-API-KEY" in caught.error.message
 
 
-@behaviour(basic=True)
+@behaviour()
 def an_image_that_is_not_there_is_named(client, pulling):
     missing = pulling.image.replace(":1", ":no-such-tag")
     with refused(client, code="DOCKER::SANDBOX_IMAGE_PULL_FAILED") as caught:
@@ -102,7 +102,7 @@ def a_full_server_says_when_to_come_back(client, tight):
     there.create().kill()
 
 
-@behaviour(basic=True)
+@behaviour()
 def errors_never_show_secrets(client):
     secret = "hunter2-very-secret"
     with refused(client) as caught:
@@ -110,7 +110,7 @@ def errors_never_show_secrets(client):
     assert secret not in caught.error.message
 
 
-@behaviour(basic=True)
+@behaviour()
 def an_impossible_entrypoint_is_named(client):
     with refused(client) as caught:
         client.create(entrypoint=["/no/such/program"])

@@ -24,7 +24,7 @@ def text_is_written_and_read(client, box):
     assert box.read("/tmp/new/parents/are/made.txt") == "shorter"
 
 
-@behaviour(basic=True)
+@behaviour()
 def empty_files_are_files(client, box):
     box.write("/tmp/empty", "")
     assert box.read("/tmp/empty") == ""
@@ -39,7 +39,7 @@ def every_byte_survives(client, box):
     assert box.run("sha256sum < /tmp/bytes").output.split()[0] == hashlib.sha256(data).hexdigest()
 
 
-@behaviour(basic=True)
+@behaviour()
 def a_file_of_85_kilobytes_is_no_trouble(client, box):
     text = "".join(f"line {n} of a program that an assistant wrote\n" for n in range(1800))
     assert len(text) > 80_000
@@ -75,7 +75,7 @@ def mode_digits_spell_the_octal_mode(client, box):
         assert box.run("stat -c %a /tmp/mode").output == f"{mode}\n"
 
 
-@behaviour("write.owner", basic=True)
+@behaviour("write.owner")
 def owners_are_set_by_name(client, box):
     box.write("/tmp/owned", "x", owner="nobody", group="nogroup")
     assert box.run("stat -c '%U %G' /tmp/owned").output == "nobody nogroup\n"
@@ -131,7 +131,7 @@ def one_bad_entry_does_not_end_a_search(client, box):
     assert "/proc/1/status" in box.search("/proc/1", "status")
 
 
-@behaviour("list_directory", basic=True)
+@behaviour("list_directory")
 def directories_are_listed_in_order(client, box):
     _tree(box, "/tmp/l")
     assert [item["path"] for item in box.list_directory("/tmp/l")] == ["/tmp/l/a.md", "/tmp/l/d"]
@@ -210,7 +210,7 @@ def many_files_go_in_one_call(client, box):
     assert box.run("cat /tmp/many/99; echo; ls /tmp/many | wc -l").output.split() == ["99", "100"]
 
 
-@behaviour(basic=True)
+@behaviour()
 def deleting_is_final_and_repeatable(client, box):
     box.write("/tmp/gone", "x")
     box.delete("/tmp/gone")
@@ -218,14 +218,14 @@ def deleting_is_final_and_repeatable(client, box):
     box.delete("/tmp/gone")
 
 
-@behaviour(basic=True)
+@behaviour()
 def a_directory_is_not_read_as_a_file(client, box):
     with refused(client, 400) as caught:
         box.read("/tmp")
     assert "directory" in caught.error.message + caught.error.body
 
 
-@behaviour(basic=True)
+@behaviour()
 def what_a_command_writes_is_read_and_the_other_way_round(client, box):
     box.run("seq 1 1000 > /tmp/numbers")
     assert box.read("/tmp/numbers").splitlines()[-1] == "1000"

@@ -31,7 +31,7 @@ def what_was_asked_for_is_told(client):
     assert -20 < seconds_from_now(info["created_at"]) <= 1
 
 
-@behaviour(basic=True)
+@behaviour()
 def a_sandbox_lives_ten_minutes_when_nothing_is_said(client):
     assert 580 < seconds_from_now(client.create().info()["expires_at"]) <= 600
 
@@ -51,7 +51,7 @@ def renewal_moves_the_expiry(client, box):
     assert abs(moment(box.info()["expires_at"]) - moment(told)) < timedelta(seconds=1)
 
 
-@behaviour(basic=True)
+@behaviour()
 def an_expired_sandbox_is_gone(client, box, http):
     box.renew(1)
     eventually(lambda: http.get(f"/v1/sandboxes/{box.id}").status_code == 404, 5)
@@ -89,7 +89,7 @@ def lists_come_in_pages(client):
     assert beyond["items"] == [] and not beyond["pagination"]["has_next_page"]
 
 
-@behaviour(basic=True)
+@behaviour()
 def lists_are_filtered_by_state(client):
     mark = uuid.uuid4().hex
     running = client.create(metadata={"mark": mark}).id
@@ -145,7 +145,7 @@ def kill_works_after_close(client, box, http):
     assert http.get(f"/v1/sandboxes/{box.id}").status_code == 404
 
 
-@behaviour(basic=True)
+@behaviour()
 def an_image_is_pulled_from_a_registry(client, pulling):
     box = client.at(domain=pulling.domain).create(pulling.image)
     assert box.run("cat /etc/greeting").output == "from the image\n"
@@ -280,7 +280,7 @@ def all_goes_through_the_server_when_asked(client):
     assert box.endpoint(8000)["endpoint"].endswith(f"/sandboxes/{box.id}/proxy/8000")
 
 
-@behaviour(basic=True)
+@behaviour()
 def odd_metadata_is_refused_by_its_own_code(client):
     for key, value in (("a b", "c"), ("k", "v v"), ("k", "x" * 64), ("-k", "v")):
         with refused(client, 400, "SANDBOX::INVALID_METADATA_LABEL"):

@@ -14,7 +14,7 @@ def _at_once(call) -> list:
         return list(pool.map(call, range(MANY)))
 
 
-@behaviour(basic=True)
+@behaviour()
 def twenty_sandboxes_live_at_once(client):
     def one(n: int) -> str:
         box = client.create(metadata={"n": str(n)})
@@ -33,7 +33,7 @@ def twenty_commands_run_at_once(client, box):
     assert [run.output for run in runs] == [f"{n}\n" for n in range(MANY)]
 
 
-@behaviour(basic=True)
+@behaviour()
 def twenty_files_are_written_at_once(client, box):
     texts = [f"{n} " * 10_000 for n in range(MANY)]
     _at_once(lambda n: box.write(f"/tmp/at-once/{n}", texts[n]))
