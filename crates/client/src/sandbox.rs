@@ -68,8 +68,21 @@ impl Sandbox {
     /// # Errors
     /// When it does not exist or the server cannot be reached.
     pub async fn info(&self) -> Result<SandboxInfo> {
+        self.info_by(self.transport()).await
+    }
+
+    async fn info_by(&self, transport: &Transport) -> Result<SandboxInfo> {
         let request = self.client.request(Method::GET, &["sandboxes", &self.id])?;
-        self.transport().json(request, self.config().request_timeout).await
+        transport.json(request, self.config().request_timeout).await
+    }
+
+    /// The error to give when it has ended.
+    fn ended(&self, info: SandboxInfo) -> Option<Error> {
+        let over = matches!(info.status.state, SandboxState::Terminated | SandboxState::Failed);
+        over.then(|| Error::Ended {
+            id: self.id.clone(),
+            reason: info.status.message.or(info.status.reason).unwrap_or_default(),
+        })
     }
 
     /// Ends it and removes all it had.
@@ -183,9 +196,8 @@ impl Sandbox {
             if info.status.state == *state {
                 return Ok(info);
             }
-            if matches!(info.status.state, SandboxState::Terminated | SandboxState::Failed) {
-                let reason = info.status.message.or(info.status.reason).unwrap_or_default();
-                return Err(Error::Ended { id: self.id.clone(), reason });
+            if let Some(ended) = self.ended(info) {
+                return Err(ended);
             }
             let next = Instant::now() + READY_INTERVAL;
             if next >= deadline {
@@ -235,6 +247,12 @@ impl Sandbox {
                 Ok(Ok(())) => return Ok(()),
                 Ok(Err(error)) if is_final(&error) => return Err(error),
                 Ok(Err(_)) | Err(_) => {}
+            }
+            // What has ended does not answer any more.
+            if let Ok(Ok(info)) = timeout_at(deadline, self.info_by(&transport)).await
+                && let Some(ended) = self.ended(info)
+            {
+                return Err(ended);
             }
             let next = Instant::now() + READY_INTERVAL;
             if next >= deadline {

@@ -204,3 +204,17 @@ async fn measurements_are_taken_in() {
     };
     server.client().report(&event).await.unwrap();
 }
+
+#[tokio::test]
+async fn an_entrypoint_that_ends_is_told_at_once() {
+    let server = need!(server());
+    let began = std::time::Instant::now();
+    let made = server.client().create("host").entrypoint(["sh", "-c", "exit 3"]).send().await;
+    let sandbox = match made {
+        Err(error) => Err(error),
+        Ok(sandbox) => sandbox.wait_ready(Duration::from_secs(30)).await,
+    };
+    let error = sandbox.unwrap_err();
+    assert!(matches!(&error, Error::Ended { reason, .. } if reason.contains('3')), "{error}");
+    assert!(began.elapsed() < Duration::from_secs(10));
+}
