@@ -240,7 +240,7 @@ fn small_images(server: &Server) {
     let done = server.osb(&["run", "tiny:1"]);
     assert!(done.code == 127 && done.err.contains("/bin/sh"), "{done:?}");
     // What an image runs by itself.
-    let args = ["image", "build", root, "--name", "own:1", "--entrypoint", "/bin/osb", "--cmd=--version"];
+    let args = ["image", "build", root, "--name", "own:1", "--entrypoint", "/bin/osb", "--cmd", "--version"];
     let done = server.osb(&args);
     assert_eq!(done.code, 0, "{done:?}");
     let done = server.osb(&["run", "own:1"]);

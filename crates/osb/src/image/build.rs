@@ -42,7 +42,9 @@ pub(crate) struct BuildArgs {
     #[arg(long, value_name = "WORDS", value_parser = words, help_heading = "Configuration")]
     entrypoint: Option<Words>,
     /// Further words of the image's command
-    #[arg(long, value_name = "WORDS", value_parser = words, help_heading = "Configuration")]
+    #[arg(
+        long, value_name = "WORDS", value_parser = words, allow_hyphen_values = true, help_heading = "Configuration"
+    )]
     cmd: Option<Words>,
     /// Label, may be repeated
     #[arg(short, long, value_name = "NAME=VALUE", value_parser = pair, help_heading = "Configuration")]
@@ -181,6 +183,22 @@ fn signal(text: &str) -> Result<String, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn words_of_a_command_may_begin_with_hyphens() {
+        #[derive(clap::Parser)]
+        struct Line {
+            #[command(flatten)]
+            args: BuildArgs,
+        }
+        for (word, read) in [("--version", vec!["--version"]), ("-m http.server", vec!["-m", "http.server"])]
+        {
+            let line = ["build", "root", "--cmd", word, "--name", "own:1"];
+            let args = <Line as clap::Parser>::try_parse_from(line).unwrap().args;
+            assert_eq!(args.cmd.unwrap().0, read);
+            assert_eq!(args.name, "own:1");
+        }
+    }
 
     #[test]
     fn values_are_read_strictly() {
