@@ -75,6 +75,7 @@ async fn serve(loaded: Loaded) -> anyhow::Result<()> {
         .with_context(|| format!("cannot listen on {}:{}", config.server.host, config.server.port))?;
     let images = image_settings(&config.embedded)?;
     let engine = EmbeddedRuntime::start(engine_config(&config.embedded, execd::find()?), images)?;
+    execd::forget();
     let shutdown = async move {
         let signal = tokio::select! {
             _ = terminate.recv() => "SIGTERM",
