@@ -42,6 +42,8 @@ pub(crate) struct Server {
 impl Server {
     pub(crate) async fn start(options: Options) -> Result<Self> {
         let binary = binary()?;
+        let prepared = std::env::var("BENCH_READY_SLOTS")
+            .map_or_else(|_| String::new(), |number| format!("ready_slots = {number}\n"));
         let registry = options.plain_registry.map_or_else(String::new, |registry| {
             format!("[embedded.registries.\"{registry}\"]\nplain_http = true\n")
         });
@@ -52,7 +54,7 @@ impl Server {
         std::fs::write(
             &config,
             format!(
-                "[server]\nhost = \"127.0.0.1\"\nport = {port}\napi_key = \"{KEY}\"\n[runtime]\ntype = \"embedded\"\n[embedded]\ndata_dir = \"{}\"\n{registry}",
+                "[server]\nhost = \"127.0.0.1\"\nport = {port}\napi_key = \"{KEY}\"\n[runtime]\ntype = \"embedded\"\n[embedded]\ndata_dir = \"{}\"\n{prepared}{registry}",
                 directory.join("data").display()
             ),
         )?;
