@@ -33,7 +33,8 @@ fn main() {
         }
     };
     let out = env::var_os("OUT_DIR").map(PathBuf::from).unwrap_or_default().join("execd.rs");
-    if let Err(error) = fs::write(&out, format!("const EMBEDDED: Option<&[u8]> = {value};\n")) {
+    // No constant: each use may be given a copy of its own.
+    if let Err(error) = fs::write(&out, format!("static EMBEDDED: Option<&[u8]> = {value};\n")) {
         println!("cargo::error=cannot write {}: {error}", out.display());
     }
 }

@@ -77,6 +77,16 @@ mod tests {
     }
 
     #[test]
+    fn the_engines_source_is_what_is_forgotten() {
+        let Ok(ExecdSource::Bytes(bytes)) = find() else { return };
+        let sum = || bytes.iter().map(|byte| u64::from(*byte)).sum::<u64>();
+        let (before, all) = (sum(), resident(bytes));
+        forget();
+        assert!(resident(bytes) < all / 2, "{} of {all}", resident(bytes));
+        assert_eq!(sum(), before);
+    }
+
+    #[test]
     fn a_constant_leaves_memory_and_stays_what_it_is() {
         const BYTES: &[u8] = include_bytes!("../../../Cargo.lock");
         let sum = || BYTES.iter().map(|byte| u64::from(*byte)).sum::<u64>();
