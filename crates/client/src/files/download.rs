@@ -182,7 +182,7 @@ impl Download {
     /// # Errors
     /// When the connection breaks or the file cannot be written; the file is then as it was.
     pub async fn save(mut self, local: &Path) -> Result<u64> {
-        let (part, mut file) = Part::create(local).await?;
+        let (part, mut file) = Part::create(local)?;
         let mut size = 0;
         while let Some(piece) = self.chunk().await? {
             file.write_all(&piece).await.map_err(|source| part.failed(source))?;

@@ -13,24 +13,16 @@ pub(super) struct Part {
 }
 
 impl Part {
-    /// Makes an empty file beside `target`, so that the last step is a rename.
-    pub(super) async fn create(target: &Path) -> Result<(Self, tokio::fs::File)> {
+    /// Makes an empty file beside `target`, so that the last step is a rename. Does not yield: whoever is given up
+    /// while another thread makes the file would not know of it.
+    pub(super) fn create(target: &Path) -> Result<(Self, tokio::fs::File)> {
         let failed = |source| Error::Io { path: target.display().to_string(), source };
         if target.file_name().is_none() {
             return Err(failed(std::io::ErrorKind::IsADirectory.into()));
         }
         let path = target.with_file_name(format!(".opensandbox-{}", uuid::Uuid::new_v4().simple()));
-        let file = tokio::fs::OpenOptions::new().write(true).create_new(true).open(&path).await;
-        let part = Self { path, target: target.to_path_buf(), kept: false };
-        match file {
-            Ok(file) => Ok((part, file)),
-            Err(source) => {
-                let error = part.failed(source);
-                // Not ours to remove.
-                std::mem::forget(part);
-                Err(error)
-            }
-        }
+        let file = std::fs::OpenOptions::new().write(true).create_new(true).open(&path).map_err(failed)?;
+        Ok((Self { path, target: target.to_path_buf(), kept: false }, tokio::fs::File::from_std(file)))
     }
 
     pub(super) fn failed(&self, source: std::io::Error) -> Error {
