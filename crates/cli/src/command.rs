@@ -386,6 +386,10 @@ pub(crate) async fn pass_on(
 /// The exit code for a command that ended. What could not be executed is said in words.
 pub(crate) async fn finish(exit: &Exit, streams: &mut Streams) -> anyhow::Result<u8> {
     if let Some(code) = exit.code {
+        // The first line names signal or code; behind it stands why, such as that its time was over.
+        for reason in exit.error.iter().flat_map(|error| error.traceback.iter().skip(1)) {
+            streams.note(&crate::output::printable(reason)).await;
+        }
         // A shell sees eight bits; a code that has none of them must not look like success.
         return Ok(u8::try_from(code).unwrap_or(exit::FAILURE));
     }

@@ -176,8 +176,7 @@ fn masked(secret: &str) -> String {
 fn set(text: &str, key: &str, value: &str) -> anyhow::Result<String> {
     let mut document: DocumentMut = match text.parse::<DocumentMut>() {
         Ok(document) => document,
-        // The message alone: the full text quotes the line, which may hold the key.
-        Err(error) => bail!("{}", error.message()),
+        Err(error) => bail!("{}", crate::settings::fault(text, error.message(), error.span())),
     };
     let parts: Vec<&str> = key.split('.').collect();
     let (sections, name, kind) = match &parts[..] {

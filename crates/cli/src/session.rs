@@ -61,6 +61,15 @@ pub(crate) async fn run(
     action: SessionAction,
     streams: &mut Streams,
 ) -> anyhow::Result<u8> {
+    act(context, action, streams).await.map_err(|error| match error.downcast_ref::<osb_client::Error>() {
+        Some(osb_client::Error::Api(answer)) if answer.is_unsupported() => anyhow::anyhow!(
+            "`osb command session` comes later: this sandbox's daemon has no sessions; `osb command run` runs one command"
+        ),
+        _ => error,
+    })
+}
+
+async fn act(context: &Context, action: SessionAction, streams: &mut Streams) -> anyhow::Result<u8> {
     match action {
         SessionAction::Create { sandbox, workdir, output } => {
             let sandbox = sandbox.handle(context);

@@ -234,15 +234,48 @@ pub(crate) fn file_path(globals: &Globals, var: &impl Fn(&str) -> Option<String>
     globals.config.clone().or_else(usual)
 }
 
+/// What is wrong in a TOML file, and where, without what stands there: that may be the key.
+pub(crate) fn fault(text: &str, message: &str, span: Option<std::ops::Range<usize>>) -> String {
+    let message = match message.rsplit_once(", expected ") {
+        Some((found, expected)) if found.starts_with("invalid ") => format!("expected {expected}"),
+        _ => message.to_owned(),
+    };
+    match span {
+        Some(span) => {
+            let line = 1 + text.bytes().take(span.start).filter(|byte| *byte == b'\n').count();
+            format!("line {line}: {message}")
+        }
+        None => message,
+    }
+}
+
 fn read_file(path: Option<&std::path::Path>, named: bool) -> anyhow::Result<(File, bool)> {
     let Some(path) = path else { return Ok((File::default(), false)) };
     match std::fs::read_to_string(path) {
         Ok(text) => match toml::from_str(&text) {
             Ok(file) => Ok((file, true)),
-            // The message alone: the full text quotes the line, which may hold the key.
-            Err(error) => bail!("{}: {}", path.display(), error.message()),
+            Err(error) => bail!("{}: {}", path.display(), fault(&text, error.message(), error.span())),
         },
         Err(error) if error.kind() == std::io::ErrorKind::NotFound && !named => Ok((File::default(), false)),
         Err(error) => Err(error).with_context(|| path.display().to_string()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn faults_of_the_file_tell_where_and_not_what() {
+        for (text, said) in [
+            ("\n[connection]\napi_key = 12345\n", "line 3: expected a string"),
+            ("connection = \"s3cret, expected\"", "line 1: expected struct Connection"),
+            ("[connection]\napi_key = s3cret\n", "line 2: "),
+        ] {
+            let error = toml::from_str::<File>(text).unwrap_err();
+            let fault = fault(text, error.message(), error.span());
+            assert!(fault.starts_with(said), "{fault}");
+            assert!(!fault.contains("12345") && !fault.contains("s3cret"), "{fault}");
+        }
     }
 }

@@ -2,6 +2,8 @@
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
+use crate::exit;
+
 /// Number of SIGPIPE.
 pub(crate) const PIPE: u8 = 13;
 
@@ -30,5 +32,14 @@ impl Signals {
             _ = self.terminate.recv() => 15,
             _ = self.hangup.recv() => 1,
         }
+    }
+}
+
+/// Gives `work` up at a signal, so that what it holds, such as half a file, is dropped and with that undone.
+pub(crate) async fn undone_by(work: impl Future<Output = anyhow::Result<u8>>) -> anyhow::Result<u8> {
+    let mut signals = Signals::new()?;
+    tokio::select! {
+        done = work => done,
+        signal = signals.next() => Ok(exit::SIGNAL + signal),
     }
 }

@@ -188,24 +188,23 @@ async fn to_file(
         let mut file = tokio::fs::OpenOptions::new().write(true).open(target).await?;
         return copy(&mut download, &mut file, bar).await;
     }
-    let name = target.file_name().context("is no file name")?.to_string_lossy().into_owned();
-    let partial = target.with_file_name(format!(".{name}.{}.part", std::process::id()));
-    let mut file = tokio::fs::OpenOptions::new().write(true).create_new(true).open(&partial).await?;
-    let result = async {
-        let mode = mode.map(|mode| std::fs::Permissions::from_mode(mode & 0o777));
-        if let Some(permissions) = existing.map(|metadata| metadata.permissions()).or(mode) {
-            file.set_permissions(permissions).await?;
-        }
-        let bytes = copy(&mut download, &mut file, bar).await?;
-        tokio::fs::rename(&partial, target).await?;
-        Ok(bytes)
+    target.file_name().context("is no file name")?;
+    let beside =
+        target.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or_else(|| Path::new("."));
+    // Removed when it is dropped, by a failure or a signal; the usual mode of new files.
+    let partial = tempfile::Builder::new()
+        .prefix(".osb-")
+        .suffix(".part")
+        .permissions(std::fs::Permissions::from_mode(0o666))
+        .tempfile_in(beside)?;
+    let mut file = tokio::fs::File::from_std(partial.reopen()?);
+    let mode = mode.map(|mode| std::fs::Permissions::from_mode(mode & 0o777));
+    if let Some(permissions) = existing.map(|metadata| metadata.permissions()).or(mode) {
+        file.set_permissions(permissions).await?;
     }
-    .await;
-    if result.is_err() {
-        // The first failure is the one to tell.
-        let _ = tokio::fs::remove_file(&partial).await;
-    }
-    result
+    let bytes = copy(&mut download, &mut file, bar).await?;
+    partial.persist(target).map_err(|error| error.error)?;
+    Ok(bytes)
 }
 
 async fn copy(download: &mut Download, file: &mut tokio::fs::File, bar: &ProgressBar) -> anyhow::Result<u64> {

@@ -246,6 +246,29 @@ async fn run_deletes_the_sandbox_whatever_happens() {
 }
 
 #[tokio::test]
+async fn why_a_command_was_ended_is_told() {
+    let mut event = failed("137");
+    event["error"]["traceback"] = json!(["signal: killed", "the time limit of 1000 ms has passed"]);
+    let fake = with_command(vec![init(), event], false).await;
+    let done = osb(&fake, &["command", "run", "s1", "-t", "1s", "--", "sleep", "9"]).await;
+    assert_eq!((done.code, done.err.as_str()), (137, "osb: the time limit of 1000 ms has passed\n"));
+}
+
+#[tokio::test]
+async fn a_daemon_without_sessions_is_told_of() {
+    let fake = Fake::start(|_, seen| {
+        let answer = match seen.method.as_str() {
+            _ if seen.target.contains("/endpoints/") => endpoint(&seen),
+            _ => json(404, json!({"code": "NOT_FOUND", "message": "404 page not found"})),
+        };
+        async { answer }
+    })
+    .await;
+    let done = osb(&fake, &["command", "session", "create", "s1"]).await;
+    assert!(done.code == 1 && done.err.contains("comes later") && !done.err.contains("404"), "{done:?}");
+}
+
+#[tokio::test]
 async fn run_ends_quietly_when_nobody_reads() {
     let output = json!({"type": "stdout", "text": "x\n", "timestamp": 1});
     let fake = with_command(vec![init(), output.clone(), output], false).await;

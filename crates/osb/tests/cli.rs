@@ -102,6 +102,38 @@ async fn a_signal_to_a_command_in_a_kept_sandbox_ends_that_command_only() {
 }
 
 #[tokio::test]
+async fn a_signal_during_a_download_leaves_no_half_a_file() {
+    let fake = Fake::start(|_, seen| async move {
+        match seen.target.as_str() {
+            target if target.contains("/endpoints/") => endpoint(&seen),
+            target if target.contains("/files/info") => json(
+                200,
+                json!({"/big": {"path": "/big", "type": "file", "size": 9_000_000, "mode": 644, "owner": "root",
+                    "group": "root", "created_at": "2026-11-30T17:49:18Z", "modified_at": "2026-11-30T17:49:18Z"}}),
+            ),
+            _ => support::endless(vec![vec![b'x'; 100_000].into()]),
+        }
+    })
+    .await;
+    let dir = tempfile::tempdir().unwrap();
+    let local = dir.path().join("big").display().to_string();
+    for args in [&["cp", "s1:/big", &local][..], &["file", "download", "s1", "/big", &local]] {
+        for (signal, expected) in [("-INT", 130), ("-TERM", 143)] {
+            let child = osb(Some(&fake), args).spawn().unwrap();
+            let begun = async {
+                while std::fs::read_dir(dir.path()).unwrap().next().is_none() {
+                    tokio::time::sleep(Duration::from_millis(5)).await;
+                }
+            };
+            tokio::time::timeout(Duration::from_secs(10), begun).await.unwrap();
+            interrupt(&child, signal);
+            assert_eq!(code(child).await, expected);
+            assert!(std::fs::read_dir(dir.path()).unwrap().next().is_none(), "{args:?}");
+        }
+    }
+}
+
+#[tokio::test]
 async fn local_input_does_not_hold_the_program_up() {
     let fake = Fake::start(|_, seen| async move {
         if seen.target.contains("/endpoints/") {
