@@ -212,16 +212,14 @@ impl HostImage {
         // A panic leaves nothing half made: the value is set as a whole.
         let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
         if made.is_none() {
-            let workspace = Workspace::new(&self.store)?;
-            *made = Some(Arc::new(prepare(machine, &self.store.join("host"), workspace.path())?));
+            *made = Some(Arc::new(prepare(machine, &self.store)?));
         }
         Ok(made.clone())
     }
 }
 
-/// Makes sure that the skeleton for the present state of `machine` lies below `skeletons`, and describes the image.
-/// `work` is an empty directory of the same file system.
-fn prepare(machine: &Path, skeletons: &Path, work: &Path) -> Result<Image> {
+/// Makes sure that the skeleton for the present state of `machine` lies in the store, and describes the image.
+fn prepare(machine: &Path, store: &Path) -> Result<Image> {
     let mut survey = Survey { machine, items: BTreeMap::new(), hash: Sha256::new_with_prefix(VERSION) };
     for pattern in ETC {
         survey.pattern(pattern)?;
@@ -236,9 +234,10 @@ fn prepare(machine: &Path, skeletons: &Path, work: &Path) -> Result<Image> {
         survey.note(entry.as_ref().map_or(&b""[..], |target| target.as_os_str().as_bytes()));
     }
     let id = hex_digest(survey.hash);
-    let skeleton = skeletons.join(&id["sha256:".len()..]["".len()..32]);
+    let skeleton = store.join("host").join(&id["sha256:".len()..]["".len()..32]);
     if !skeleton.is_dir() {
-        let made = work.join("skeleton");
+        let workspace = Workspace::new(store)?;
+        let made = workspace.path().join("skeleton");
         build(&made, machine, &survey.items, &accounts, &top)?;
         match std::fs::rename(&made, &skeleton) {
             // Another process made the same one meanwhile.
