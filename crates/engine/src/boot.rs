@@ -83,12 +83,17 @@ pub(crate) fn shm_bytes(memory_bytes: u64) -> u64 {
 
 /// Waits for init's answer to its order. `None`: it died without one.
 pub(crate) async fn started(orders: &AsyncFd<OwnedFd>) -> io::Result<Option<Started>> {
-    let mut text = vec![0; scm::MAX_BYTES];
-    let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
-    let receive = |socket: &OwnedFd| scm::receive(socket.as_fd(), &mut text, &mut Vec::new(), flags);
+    // Not cleared: the answer takes one of these pages.
+    let mut text = Vec::with_capacity(scm::MAX_BYTES);
+    let receive = |socket: &OwnedFd| {
+        let received = rustix::io::retry_on_intr(|| {
+            rustix::net::recv(socket, rustix::buffer::spare_capacity(&mut text), RecvFlags::DONTWAIT)
+        });
+        Ok(received.map(drop)?)
+    };
     match orders.async_io(Interest::READABLE, receive).await {
-        Ok(Some(len)) => Ok(Some(serde_json::from_slice(text.get(..len).unwrap_or_default())?)),
-        Ok(None) => Ok(None),
+        Ok(_) if text.is_empty() => Ok(None),
+        Ok(_) => Ok(Some(serde_json::from_slice(&text)?)),
         Err(error) if error.kind() == io::ErrorKind::ConnectionReset => Ok(None),
         Err(error) => Err(error),
     }

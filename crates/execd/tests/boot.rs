@@ -34,8 +34,8 @@ fn boot(entrypoint: &[&str]) -> Sandbox {
     boot_with(entrypoint, |_| {})
 }
 
-fn boot_with(entrypoint: &[&str], change: impl FnOnce(&mut Order)) -> Sandbox {
-    let mut order = Order {
+fn order(entrypoint: &[&str]) -> Order {
+    Order {
         sandbox_id: "00000000-0000-4000-8000-000000000000".to_owned(),
         entrypoint: entrypoint.iter().map(|&arg| arg.to_owned()).collect(),
         env: vec![
@@ -50,7 +50,11 @@ fn boot_with(entrypoint: &[&str], change: impl FnOnce(&mut Order)) -> Sandbox {
         access_token: None,
         memory_limit_bytes: None,
         cpu_limit_millis: None,
-    };
+    }
+}
+
+fn boot_with(entrypoint: &[&str], change: impl FnOnce(&mut Order)) -> Sandbox {
+    let mut order = order(entrypoint);
     change(&mut order);
     standby().order(&order)
 }
@@ -432,18 +436,7 @@ fn a_daemon_that_dies_before_the_order_is_started_again() {
         let old = Sandbox::children_of(init)[0];
         kill(old, libc::SIGKILL);
         eventually("its successor", || Sandbox::children_of(init).first().is_some_and(|pid| *pid != old));
-        let sandbox = standby.order(&Order {
-            sandbox_id: String::new(),
-            entrypoint: vec!["sleep".to_owned(), "1000".to_owned()],
-            env: vec![("PATH".to_owned(), "/usr/bin:/bin".to_owned())],
-            cwd: None,
-            volumes: Vec::new(),
-            user: None,
-            line_endings: LineEndings::Keep,
-            access_token: None,
-            memory_limit_bytes: None,
-            cpu_limit_millis: None,
-        });
+        let sandbox = standby.order(&order(&["sleep", "1000"]));
         assert_eq!(sandbox.run("echo here").check().stdout(), "here\n");
     });
 }

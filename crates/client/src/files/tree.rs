@@ -78,13 +78,25 @@ pub(super) type Steps = UnboundedSender<(usize, Step)>;
 
 /// Adds steps up.
 pub(super) struct Tally<'a> {
-    pub(super) names: Vec<String>,
-    pub(super) total_bytes: u64,
+    names: Vec<String>,
+    total_bytes: u64,
     pub(super) summary: TreeSummary,
-    pub(super) report: &'a mut (dyn FnMut(TreeProgress<'_>) + Send),
+    report: &'a mut (dyn FnMut(TreeProgress<'_>) + Send),
 }
 
-impl Tally<'_> {
+impl<'a> Tally<'a> {
+    /// Of a copy of the files with these names, in these numbers.
+    pub(super) fn new(
+        names: Vec<String>,
+        total_bytes: u64,
+        directories: usize,
+        skipped: Vec<Skipped>,
+        report: &'a mut (dyn FnMut(TreeProgress<'_>) + Send),
+    ) -> Self {
+        let summary = TreeSummary { directories: directories as u64, skipped, ..TreeSummary::default() };
+        Self { names, total_bytes, summary, report }
+    }
+
     pub(super) fn add(&mut self, number: usize, step: Step) {
         match step {
             Step::Bytes(bytes) => self.summary.bytes += bytes,

@@ -77,13 +77,8 @@ impl Files<'_> {
         let parents = tree.files.iter().filter_map(|file| Some(file.relative.rsplit_once('/')?.0));
         make_directories(local, parents).await?;
 
-        let mut tally = Tally {
-            names: tree.files.iter().map(|file| file.relative.clone()).collect(),
-            total_bytes,
-            summary: TreeSummary { directories: tree.directories.len() as u64, ..TreeSummary::default() },
-            report: progress,
-        };
-        tally.summary.skipped = tree.skipped;
+        let names = tree.files.iter().map(|file| file.relative.clone()).collect();
+        let mut tally = Tally::new(names, total_bytes, tree.directories.len(), tree.skipped, progress);
         let (steps, mut told) = unbounded_channel();
         let mut fetched = iter(tree.files)
             .map(|file| self.fetch_file(base, local, file, steps.clone()))

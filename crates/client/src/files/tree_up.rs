@@ -80,13 +80,8 @@ impl Files<'_> {
         let base = remote.trim_end_matches('/');
         self.make_all(remote, base, &tree, options).await?;
 
-        let mut tally = Tally {
-            names: tree.files.iter().map(|file| file.relative.clone()).collect(),
-            total_bytes,
-            summary: TreeSummary { directories: tree.directories.len() as u64, ..TreeSummary::default() },
-            report: progress,
-        };
-        tally.summary.skipped = tree.skipped;
+        let names = tree.files.iter().map(|file| file.relative.clone()).collect();
+        let mut tally = Tally::new(names, total_bytes, tree.directories.len(), tree.skipped, progress);
         let (steps, mut told) = unbounded_channel();
         let mut sent = iter(batches(tree.files))
             .map(|batch| self.send(base, batch, options, steps.clone()))
