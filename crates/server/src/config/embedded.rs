@@ -83,7 +83,7 @@ pub struct EmbeddedConfig {
     /// `dns_servers`, default empty: resolvers asked for sandboxes; empty: the host's.
     pub dns_servers: Vec<IpAddr>,
     /// `ready_slots`, default 128: sandboxes prepared ahead, 0 to 10000. Init and daemon of each wait already and
-    /// take 0.7 MiB.
+    /// take up to 1 MiB.
     pub ready_slots: usize,
     /// `spawners`, no default: processes that start sandboxes, 1 to 8; unset: by the number of cores.
     pub spawners: Option<usize>,
