@@ -24,7 +24,7 @@ use std::rc::Rc;
 /// What a layer amounted to.
 #[derive(Debug, Default)]
 pub(super) struct Applied {
-    /// Bytes of file content.
+    /// Bytes of file content, without holes.
     pub(super) bytes: u64,
     /// Bytes of disk.
     pub(super) disk: u64,
@@ -104,9 +104,9 @@ impl Applier<'_> {
     fn entry(&mut self, entry: &Entry, content: &mut dyn Read) -> Result<()> {
         let path = EntryPath::parse(&entry.path, self.layer, self.limits)?;
         // Each entry costs an inode, even an empty one.
-        self.unpacked = self.unpacked.saturating_add(entry.size).saturating_add(256);
+        self.unpacked = self.unpacked.saturating_add(entry.stored()).saturating_add(256);
         Limits::check(self.layer, "layer_bytes", self.unpacked, self.limits.layer_bytes)?;
-        self.guard.spend(self.root.as_fd(), &self.root_path, entry.size)?;
+        self.guard.spend(self.root.as_fd(), &self.root_path, entry.stored())?;
         let Some((parent, name)) = path.split() else {
             return match entry.kind {
                 Kind::Directory => self.remember(path, entry),
@@ -330,7 +330,7 @@ impl Applier<'_> {
         if entry.sparse.is_some() {
             file.set_len(entry.size).map_err(|error| self.not_written(path, error))?;
         }
-        self.applied.bytes += entry.size;
+        self.applied.bytes += entry.stored();
         let attributes = self.attributes(entry);
         let skipped = attributes
             .set_on_new(&file, self.maker)

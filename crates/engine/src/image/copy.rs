@@ -1,5 +1,6 @@
 //! Copies a directory tree as one layer.
 
+use super::content::Content;
 use super::error::{Error, Result};
 use super::limits::{Charge, Limits, SpaceGuard};
 use super::path::EntryPath;
@@ -9,7 +10,6 @@ use rustix::io::Errno;
 use sha2::{Digest, Sha256};
 use std::collections::HashMap;
 use std::fs::File;
-use std::io::{Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
@@ -50,7 +50,7 @@ pub(super) fn copy(
         guard: SpaceGuard::new(limits, charge),
         linked: HashMap::new(),
         root: to.try_clone().map_err(|error| Error::io("open", target, error))?,
-        digest: Sha256::new_with_prefix(b"tree 1\0"),
+        digest: Sha256::new_with_prefix(b"tree 2\0"),
         bytes: 0,
         entries: 0,
         warnings: Vec::new(),
@@ -233,32 +233,24 @@ impl Copier<'_> {
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let copy = rustix::fs::openat(to, name, flags, Mode::RUSR | Mode::WUSR)
             .map_err(|errno| self.failed("create", path, errno))?;
-        let (mut source, mut copy) = (File::from(source), File::from(copy));
+        let (source, copy) = (File::from(source), File::from(copy));
         self.hash_attributes(b'f', path, &attributes);
-        let mut content = Sha256::new();
-        loop {
-            let count = match source.read(&mut self.buffer) {
-                Ok(0) => break,
-                Ok(count) => count,
-                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => continue,
-                Err(error) => {
-                    return Err(Error::io("read", self.source.join(tree::os(path.as_bytes())), error));
-                }
-            };
-            self.bytes += count as u64;
-            Limits::check(
-                &self.source.to_string_lossy(),
-                "layer_bytes",
-                self.bytes,
-                self.limits.layer_bytes,
-            )?;
-            self.guard.spend(self.root.as_fd(), &self.target, count as u64)?;
-            content.update(&self.buffer[..count]);
-            copy.write_all(&self.buffer[..count])
-                .map_err(|error| Error::io("write to", &self.target, error))?;
-            (self.progress)(count as u64);
-        }
-        self.hash(&content.finalize());
+        let content = Content {
+            file: &source,
+            path: &self.source.join(tree::os(path.as_bytes())),
+            size: u64::try_from(stat.st_size).unwrap_or(0),
+            stored: u64::try_from(stat.st_blocks).unwrap_or(0).saturating_mul(512),
+        };
+        let Self { guard, bytes, limits, root, target, progress, buffer, .. } = self;
+        let what = self.source.to_string_lossy();
+        let digest = content.copy(&copy, target, buffer, |count| {
+            *bytes += count;
+            Limits::check(&what, "layer_bytes", *bytes, limits.layer_bytes)?;
+            guard.spend(root.as_fd(), target, count)?;
+            progress(count);
+            Ok(())
+        })?;
+        self.hash(&digest);
         attributes.set_on(&copy).map_err(|errno| self.failed("set attributes of", path, errno))?;
         Ok(())
     }

@@ -21,6 +21,7 @@ mod budget;
 mod change;
 mod collect;
 mod commit;
+mod content;
 mod copy;
 mod decompress;
 mod error;

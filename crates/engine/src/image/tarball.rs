@@ -66,6 +66,13 @@ pub(super) struct Entry {
     pub(super) xattrs: Vec<(Vec<u8>, Vec<u8>)>,
 }
 
+impl Entry {
+    /// Bytes that the archive holds of it: its size without the holes.
+    pub(super) fn stored(&self) -> u64 {
+        self.sparse.as_ref().map_or(self.size, |parts| parts.iter().map(|(_, length)| length).sum())
+    }
+}
+
 /// Yields entries; between two calls of [`TarReader::next_entry`] it reads as the current entry's content.
 pub(super) struct TarReader<'a, R> {
     source: R,

@@ -284,6 +284,54 @@ fn root_archives_and_directories() {
 }
 
 #[test]
+fn holes_of_a_directory_stay_holes() {
+    use std::os::unix::fs::{FileExt, MetadataExt};
+    need_root!();
+    let fixture = Fixture::new();
+    let root = fixture.dir.path().join("root");
+    std::fs::create_dir_all(root.join("etc")).unwrap();
+    let open = |name: &str| std::fs::File::create(root.join("etc").join(name)).unwrap();
+    let (lastlog, hole, end) = (open("lastlog"), open("hole"), open("end"));
+    // Larger than the limit of a layer, were its holes counted.
+    lastlog.write_at(b"root", 0).unwrap();
+    lastlog.write_at(b"nobody", (1 << 40) - 6).unwrap();
+    hole.set_len(3 << 20).unwrap();
+    end.write_at(b"text", 5_000).unwrap();
+    end.set_len(1 << 20).unwrap();
+    let build = || fixture.store.load(&root, Some("sparse"), &|_| ()).unwrap().images.remove(0);
+    let image = build();
+    let file = |name: &str| image.roots[0].lowers[0].join("etc").join(name);
+    let (size, disk) = {
+        let of = file("lastlog").metadata().unwrap();
+        (of.size(), of.blocks() * 512)
+    };
+    assert!(size == 1 << 40 && disk <= 64 << 10, "{size} {disk}");
+    let mut text = [0; 6];
+    std::fs::File::open(file("lastlog")).unwrap().read_exact_at(&mut text, (1 << 40) - 6).unwrap();
+    assert_eq!(&text, b"nobody");
+    assert_eq!(std::fs::read(file("hole")).unwrap(), vec![0; 3 << 20]);
+    assert_eq!(file("hole").metadata().unwrap().blocks(), 0);
+    assert_eq!(std::fs::read(file("end")).unwrap(), std::fs::read(root.join("etc/end")).unwrap());
+    assert!(image.size_bytes < 64 << 10, "{}", image.size_bytes);
+    // The same tree without holes is the same image.
+    let time = hole.metadata().unwrap().modified().unwrap();
+    hole.write_at(&vec![0; 3 << 20], 0).unwrap();
+    hole.set_modified(time).unwrap();
+    assert_eq!(build().id, image.id);
+    // And the same through an archive.
+    let tar = fixture.dir.path().join("sparse.tar");
+    let status = std::process::Command::new("tar")
+        .args(["--sparse", "--hole-detection=seek", "-C"])
+        .args([root.as_os_str(), "-cf".as_ref(), tar.as_os_str(), ".".as_ref()])
+        .status()
+        .unwrap();
+    assert!(status.success());
+    let image = fixture.store.load(&tar, Some("sparse"), &|_| ()).unwrap().images.remove(0);
+    let of = image.roots[0].lowers[0].join("etc/lastlog").metadata().unwrap();
+    assert!(of.size() == 1 << 40 && of.blocks() * 512 <= 64 << 10, "{of:?}");
+}
+
+#[test]
 fn archives_from_pipes() {
     need_root!();
     let fixture = Fixture::new();
