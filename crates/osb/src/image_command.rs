@@ -22,7 +22,7 @@ pub(crate) fn of(name: &str) -> anyhow::Result<Option<Vec<String>>> {
             let config = &image.config;
             Ok(Some(config.entrypoint.iter().chain(&config.cmd).cloned().collect()))
         }
-        Err(Error::NotFound { .. }) => Ok(None),
+        Err(Error::NotFound { .. } | Error::AliasDangling { .. }) => Ok(None),
         Err(error) => Err(error.into()),
     }
 }

@@ -79,6 +79,7 @@ impl Source for Section {
 /// The parts of an image: members of a tar archive or files of a directory.
 #[derive(Debug)]
 pub(super) struct Blobs {
+    /// Of the archive or directory, or what messages call it instead.
     path: PathBuf,
     parts: Parts,
 }
@@ -97,22 +98,24 @@ enum Member {
 
 impl Blobs {
     /// A directory with the parts as files.
-    pub(super) fn directory(path: &Path) -> Result<Self> {
+    pub(super) fn directory(path: &Path, called: &Path) -> Result<Self> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let root =
             rustix::fs::open(path, flags, Mode::empty()).map_err(|errno| Error::io("open", path, errno))?;
-        Ok(Self { path: path.into(), parts: Parts::Directory(root) })
+        Ok(Self { path: called.into(), parts: Parts::Directory(root) })
     }
 
     /// An archive, compressed or not. What cannot be read by position is first written out below `temporary`.
     pub(super) fn archive(
         path: &Path,
+        called: &Path,
         temporary: &Path,
         limits: &Limits,
         progress: &(dyn Fn(u64) + Sync),
     ) -> Result<Self> {
-        let failed = |error| Error::io("read", path, error);
         let mut file = File::open(path).map_err(|error| Error::io("open", path, error))?;
+        let path = called;
+        let failed = |error| Error::io("read", path, error);
         let kind = file.metadata().map_err(failed)?.file_type();
         if !kind.is_file() {
             if !kind.is_fifo() && !kind.is_socket() && !kind.is_char_device() {
@@ -138,6 +141,7 @@ impl Blobs {
         Ok(Self { path: path.into(), parts: Parts::Archive { all, members } })
     }
 
+    /// What it is called in messages.
     pub(super) fn path(&self) -> &Path {
         &self.path
     }

@@ -4,10 +4,10 @@ use super::archive::Section;
 use super::error::{Error, Result};
 use super::limits::Limits;
 use super::tarball::Source;
-use flate2::read::MultiGzDecoder;
+use flate2::bufread::GzDecoder;
 use sha2::{Digest, Sha256};
 use std::cell::{Cell, RefCell};
-use std::io::{self, BufReader, Read};
+use std::io::{self, BufRead, BufReader, Read};
 use std::sync::mpsc::{self, Receiver, Sender, SyncSender};
 
 /// Compression of a stream.
@@ -46,12 +46,54 @@ impl Compression {
 pub(super) fn decoder<'a>(reader: impl Read + 'a, start: &[u8], what: &str) -> Result<Box<dyn Read + 'a>> {
     Ok(match Compression::detect(start, what)? {
         Compression::None => Box::new(reader),
-        Compression::Gzip => Box::new(MultiGzDecoder::new(BufReader::with_capacity(BUFFER, reader))),
+        Compression::Gzip => {
+            Box::new(Members::Inside(GzDecoder::new(BufReader::with_capacity(BUFFER, reader))))
+        }
         Compression::Zstd => {
             Box::new(zstd::stream::read::Decoder::new(reader).map_err(|error| Error::stream(what, error))?)
         }
     })
 }
+
+/// Gzip streams behind each other. The decoder of the library that reads several takes what is behind the last for
+/// the head of another, and its errors say so.
+enum Members<R> {
+    Inside(GzDecoder<R>),
+    Between(R),
+    Broken,
+}
+
+impl<R: BufRead> Read for Members<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        loop {
+            match std::mem::replace(self, Self::Broken) {
+                Self::Inside(mut decoder) => {
+                    let count = decoder.read(buffer)?;
+                    *self = if count > 0 || buffer.is_empty() {
+                        Self::Inside(decoder)
+                    } else {
+                        Self::Between(decoder.into_inner())
+                    };
+                    if count > 0 || buffer.is_empty() {
+                        return Ok(count);
+                    }
+                }
+                Self::Between(mut reader) => match reader.fill_buf()? {
+                    [] => {
+                        *self = Self::Between(reader);
+                        return Ok(0);
+                    }
+                    [0x1f] | [0x1f, 0x8b, ..] => *self = Self::Inside(GzDecoder::new(reader)),
+                    _ => return Err(io::Error::other(TRAILING)),
+                },
+                Self::Broken => return Err(io::Error::other("its gzip stream cannot be read")),
+            }
+        }
+    }
+}
+
+const TRAILING: &str =
+    "behind its compressed stream are bytes that do not belong to it; fetch or save it again";
 
 const BUFFER: usize = 128 << 10;
 /// Bytes handed over at a time, and how many times that may wait: two megabytes for each layer under way.
@@ -169,7 +211,11 @@ fn produce(
     loop {
         let mut chunk = empty.try_recv().unwrap_or_default();
         chunk.resize(CHUNK, 0);
-        let count = fill(&mut reader, &mut chunk).map_err(failed)?;
+        let count = fill(&mut reader, &mut chunk).map_err(|error| {
+            // What libzstd says of bytes that begin no frame. The first ones do: that is how zstd was told.
+            let trailing = error.to_string() == "Unknown frame descriptor";
+            failed(if trailing { io::Error::other(TRAILING) } else { error })
+        })?;
         chunk.truncate(count);
         if count == 0 {
             break;

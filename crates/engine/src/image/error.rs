@@ -6,6 +6,14 @@ use std::path::{Path, PathBuf};
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
+    /// The alias stands for an image that is not stored.
+    #[error("{name} is an alias of {target}, which is not stored here; `osb image pull {name}` fetches it")]
+    AliasDangling {
+        /// The alias asked for.
+        name: String,
+        /// The name that it leads to.
+        target: String,
+    },
     /// Aliases lead to each other and never to an image.
     #[error("alias {name} leads back to itself; point it at a stored image or at `host`")]
     AliasLoop {
@@ -39,6 +47,12 @@ pub enum Error {
         expected: String,
         /// Digest of the bytes.
         found: String,
+    },
+    /// The index promises no image.
+    #[error("the index of {what} is empty; save or push the image again")]
+    EmptyIndex {
+        /// The archive, or the index within it.
+        what: String,
     },
     /// Written by a newer program.
     #[error("{path} has version {version}, this program knows {known}; use the newer program")]
@@ -117,9 +131,9 @@ pub enum Error {
         path: PathBuf,
     },
     /// No space left, or less than the store keeps free.
-    #[error("no space left in {path}; free some space or move the data directory, then load again")]
+    #[error("no space left in {path}; free some there")]
     NoSpace {
-        /// The store.
+        /// Where there is none.
         path: PathBuf,
     },
     /// No image of that name.

@@ -81,7 +81,8 @@ impl ImageStore {
         let named = metadata.is_file() || metadata.is_dir();
         let path = &if named { std::fs::canonicalize(path) } else { std::path::absolute(path) }
             .map_err(|error| Error::io("open", path, error))?;
-        let budget = Budget::new(self, path)?;
+        let called = options.called.map_or(path.as_path(), Path::new);
+        let budget = Budget::new(self, called)?;
         let load = Load { store: self, workspace: &workspace, progress, options: &options, budget };
         if !metadata.is_dir() {
             let size = metadata.len();
@@ -90,7 +91,7 @@ impl ImageStore {
                 let bytes = read.fetch_add(count, Ordering::Relaxed) + count;
                 progress(Progress { bytes, total_bytes: size, layers: 0, total_layers: 0 });
             };
-            let blobs = Blobs::archive(path, workspace.path(), self.limits(), &spooled)?;
+            let blobs = Blobs::archive(path, called, workspace.path(), self.limits(), &spooled)?;
             if manifest::is_image(&blobs) {
                 return load.image(&blobs, reference);
             }
@@ -98,16 +99,16 @@ impl ImageStore {
                 Some(archive) if is_root(&|name| blobs.holds(name)) => {
                     load.root_archive(archive, path, reference)
                 }
-                _ => Err(Error::UnknownKind { path: path.into() }),
+                _ => Err(Error::UnknownKind { path: called.into() }),
             };
         }
-        let blobs = Blobs::directory(path)?;
+        let blobs = Blobs::directory(path, called)?;
         if manifest::is_image(&blobs) {
             load.image(&blobs, reference)
         } else if is_root(&|name| blobs.holds(name)) {
             load.directory(path, reference)
         } else {
-            Err(Error::UnknownKind { path: path.into() })
+            Err(Error::UnknownKind { path: called.into() })
         }
     }
 }
@@ -131,6 +132,8 @@ pub struct LoadOptions<'a> {
     pub reference: Option<&'a str>,
     /// Architecture that the image must be for, in the words of images; `None` is this machine's.
     pub architecture: Option<&'a str>,
+    /// What messages call the source, where its path means nothing to whoever reads them.
+    pub called: Option<&'a str>,
     /// Changes to the image's configuration.
     pub change: Option<&'a ConfigChange>,
 }
@@ -309,7 +312,8 @@ impl Load<'_> {
         let lock = || results.lock().unwrap_or_else(PoisonError::into_inner);
         let work = || {
             while let Some((name, layer, section)) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
-                match shared.layer(name, layer, section.clone()) {
+                let what = format!("{} of {}", layer.part, blobs.path().display());
+                match shared.layer(name, layer, &what, section.clone()) {
                     Ok(applied) => {
                         let (fresh, warnings, _) = &mut *lock();
                         fresh.insert((*name).to_owned(), record(&applied));
@@ -351,7 +355,13 @@ struct Shared<'a> {
 }
 
 impl Shared<'_> {
-    fn layer(&self, name: &str, layer: &PlannedLayer, section: Section) -> Result<apply::Applied> {
+    fn layer(
+        &self,
+        name: &str,
+        layer: &PlannedLayer,
+        what: &str,
+        section: Section,
+    ) -> Result<apply::Applied> {
         let limits = self.load.store.limits();
         let directory = self.load.workspace.path().join(name);
         create(&directory)?;
@@ -363,10 +373,10 @@ impl Shared<'_> {
             self.report();
             Ok(())
         };
-        let (applied, digests) = decompress::unpack(section, &layer.part, limits, &progress, |chunks| {
-            apply::apply(chunks, &directory, &layer.part, limits, &|bytes| self.load.budget.charge(bytes))
+        let (applied, digests) = decompress::unpack(section, what, limits, &progress, |chunks| {
+            apply::apply(chunks, &directory, what, limits, &|bytes| self.load.budget.charge(bytes))
         })?;
-        digests.check(&layer.part, layer.blob.as_deref(), Some(&layer.diff_id))?;
+        digests.check(what, layer.blob.as_deref(), Some(&layer.diff_id))?;
         self.layers.fetch_add(1, Ordering::Relaxed);
         self.report();
         Ok(applied)

@@ -161,7 +161,8 @@ fn blob(blobs: &Blobs, digest: &str, limits: &Limits) -> Result<Vec<u8>> {
     let data = blobs.require(&part, limits)?;
     let found = digest_of(&data);
     if found != digest {
-        return Err(Error::DigestMismatch { blob: part, expected: digest.into(), found });
+        let blob = format!("{part} of {}", blobs.path().display());
+        return Err(Error::DigestMismatch { blob, expected: digest.into(), found });
     }
     Ok(data)
 }
@@ -178,7 +179,7 @@ fn part_of(digest: &str, blobs: &Blobs) -> Result<String> {
         });
     }
     let hex = digest.strip_prefix("sha256:").unwrap_or(digest);
-    if blobs.holds("blobs") {
+    if blobs.holds("blobs") || blobs.holds("oci-layout") {
         return Ok(format!("blobs/sha256/{hex}"));
     }
     // In skopeo's `dir:` the parts lie side by side, manifests of an index by another name.
@@ -193,6 +194,10 @@ fn oci_plans(blobs: &Blobs, index: &[u8], wanted: &str, limits: &Limits) -> Resu
     Limits::check(&what, "images", manifests.len() as u64, limits.images as u64)?;
     let mut plans = Vec::new();
     let mut refused = None;
+    // Docker's list may stand beside it and name what it does not.
+    if manifests.iter().all(is_attestation) && !blobs.holds("manifest.json") {
+        return Err(Error::EmptyIndex { what: blobs.path().display().to_string() });
+    }
     for descriptor in &manifests {
         if is_attestation(descriptor) {
             continue;
@@ -270,6 +275,9 @@ fn manifest_plan(
         let fits = |descriptor: &&&Descriptor| {
             descriptor.platform.as_ref().is_none_or(|platform| platform.runs_on(wanted))
         };
+        if candidates.is_empty() {
+            return Err(Error::EmptyIndex { what });
+        }
         // Of several that run here the first is the one meant: indexes go from plain to special variants.
         let Some(chosen) = candidates.iter().find(fits) else {
             let offered = candidates.iter().filter_map(|found| found.platform.as_ref());
@@ -302,6 +310,9 @@ fn docker_plans(
     let what = format!("manifest.json of {}", blobs.path().display());
     let images: Vec<DockerManifest> = json(manifest, &what)?;
     Limits::check(&what, "images", images.len() as u64, limits.images as u64)?;
+    if images.is_empty() && known.is_empty() {
+        return Err(Error::EmptyIndex { what: blobs.path().display().to_string() });
+    }
     let mut plans = Vec::new();
     for image in images {
         let data = blobs.require(&image.config, limits)?;
@@ -309,7 +320,8 @@ fn docker_plans(
         let stem = image.config.rsplit('/').next().unwrap_or_default().trim_end_matches(".json");
         if is_hex_digest(stem) && id != format!("sha256:{stem}") {
             let expected = format!("sha256:{stem}");
-            return Err(Error::DigestMismatch { blob: image.config, expected, found: id });
+            let blob = format!("{} of {}", image.config, blobs.path().display());
+            return Err(Error::DigestMismatch { blob, expected, found: id });
         }
         let names = image.repo_tags.unwrap_or_default();
         let names: Vec<_> = names.iter().filter_map(|name| Reference::parse(name).ok()).collect();

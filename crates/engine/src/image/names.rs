@@ -25,6 +25,9 @@ pub(super) struct Names {
     spellings: HashMap<String, Found>,
 }
 
+/// Aliases that may lead from one to the next.
+const MOST_ALIASES: usize = 8;
+
 /// What a name leads to.
 #[derive(Clone, Debug)]
 enum Found {
@@ -94,7 +97,6 @@ impl Names {
     }
 
     fn find(&self, reference: &Reference, depth: usize) -> Result<Option<Found>> {
-        const MOST_ALIASES: usize = 8;
         let full = reference.to_string();
         let stored = self
             .references
@@ -104,10 +106,7 @@ impl Names {
         if let Some(image) = stored {
             return Ok(Some(Found::Stored(image)));
         }
-        let any_tag = format!("{}:*", reference.repository());
-        let Some(target) = self.aliases.get(&full).or_else(|| self.aliases.get(&any_tag)) else {
-            return Ok(None);
-        };
+        let Some(target) = self.alias(reference) else { return Ok(None) };
         if target == HOST {
             return Ok(Some(Found::Host));
         }
@@ -115,6 +114,26 @@ impl Names {
             return Err(Error::AliasLoop { name: full });
         }
         self.find(&Reference::parse(target)?, depth + 1)
+    }
+
+    /// Where aliases lead from a name that is one, though no such image may be stored.
+    pub(super) fn alias_target(&self, name: &str) -> Option<String> {
+        let mut reference = Reference::parse(name).ok()?;
+        let mut target = None;
+        for _ in 0..=MOST_ALIASES {
+            let Some(next) = self.alias(&reference) else { break };
+            target = Some(next.clone());
+            match Reference::parse(next) {
+                Ok(parsed) if next != HOST => reference = parsed,
+                _ => break,
+            }
+        }
+        target
+    }
+
+    fn alias(&self, reference: &Reference) -> Option<&String> {
+        let any_tag = format!("{}:*", reference.repository());
+        self.aliases.get(&reference.to_string()).or_else(|| self.aliases.get(&any_tag))
     }
 
     /// Whether the store has that layer, its record and its files.

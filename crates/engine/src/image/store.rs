@@ -246,12 +246,13 @@ impl ImageStore {
     /// As [`ImageStore::resolve`], for a name that must be known.
     ///
     /// # Errors
-    /// [`Error::NotFound`], and those of [`ImageStore::resolve`].
+    /// [`Error::NotFound`], [`Error::AliasDangling`], and those of [`ImageStore::resolve`].
     pub fn inspect(&self, name: &str) -> Result<Arc<Image>> {
         let names = self.current()?;
-        names
-            .resolve(name)?
-            .ok_or_else(|| Error::NotFound { name: name.into(), similar: names.similar(name) })
+        names.resolve(name)?.ok_or_else(|| match names.alias_target(name) {
+            Some(target) => Error::AliasDangling { name: name.into(), target },
+            None => Error::NotFound { name: name.into(), similar: names.similar(name) },
+        })
     }
 
     /// All images, one per name, the built-in one first.

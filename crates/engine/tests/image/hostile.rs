@@ -1,7 +1,7 @@
 //! Archives made to harm: they end with a clear error, and leave nothing in or outside the store.
 
 use crate::support::*;
-use osb_engine::image::{Error, ImageStore, Limits, Options};
+use osb_engine::image::{Error, ImageStore, Limits, LoadOptions, Options};
 use proptest::prelude::*;
 use rustix::mount::{MountFlags, UnmountFlags};
 use std::path::Path;
@@ -100,7 +100,10 @@ fn damaged_archives_are_told() {
             *data = text.into_bytes();
         }
         let error = fixture.load_bytes(&archive(&changed), None).unwrap_err();
-        assert!(matches!(&error, Error::DigestMismatch { blob, .. } if blob == part), "{part}: {error}");
+        assert!(
+            matches!(&error, Error::DigestMismatch { blob, .. } if blob.starts_with(part)),
+            "{part}: {error}"
+        );
         let mut missing = files.clone();
         missing.remove(part);
         let error = fixture.load_bytes(&archive(&missing), None).unwrap_err();
@@ -120,6 +123,89 @@ fn damaged_archives_are_told() {
     }
     assert!(fixture.store.list().unwrap().is_empty());
     assert_eq!(fixture.store.disk_usage().unwrap().layers, 0);
+}
+
+#[test]
+fn messages_name_the_archive_and_the_layer() {
+    need_root!();
+    let fixture = Fixture::new();
+    let layers = [Layer::new().dir("etc").file("etc/a", &"some content ".repeat(1_000))];
+    let told = |data: &[u8], name| fixture.load_bytes(data, name).unwrap_err().to_string();
+    let path = fixture.dir.path().join("archive");
+    let path = path.to_str().unwrap();
+    let trailing = |pack: fn(&[u8]) -> Vec<u8>, rest: &'static [u8]| {
+        oci(&layers, Some("a:b"), move |data| [&pack(data), rest].concat())
+    };
+    for (pack, rest) in
+        [(gzip as fn(&[u8]) -> Vec<u8>, &b"abc"[..]), (gzip, b"more than a header of gzip"), (zstd, b"more")]
+    {
+        let files = trailing(pack, rest);
+        let layer = files.keys().find(|name| files[*name].ends_with(rest)).unwrap();
+        let message = told(&archive(&files), None);
+        assert!(message.starts_with(&format!("{layer} of {path} is damaged: behind its")), "{message}");
+        // Around the whole.
+        let message = told(&[&pack(&archive(&oci(&layers, Some("a:b"), gzip))), rest].concat(), None);
+        assert!(message.starts_with(&format!("{path} is damaged: behind its")), "{message}");
+        // Around a root file system.
+        let message = told(&[&pack(&layers[0].bytes()), rest].concat(), Some("a:b"));
+        assert!(message.starts_with(&format!("{path} is damaged: behind its")), "{message}");
+    }
+    for pack in [gzip as fn(&[u8]) -> Vec<u8>, zstd] {
+        let cut = |data: &[u8]| {
+            let packed = pack(data);
+            packed[..packed.len() - 10].to_vec()
+        };
+        let files = oci(&layers, Some("a:b"), cut);
+        let expected = format!(" of {path} ends too early; the copy is incomplete, fetch or save it again");
+        let message = told(&archive(&files), None);
+        assert!(message.starts_with("blobs/sha256/") && message.ends_with(&expected), "{message}");
+        let message = told(&cut(&archive(&oci(&layers, Some("a:b"), gzip))), None);
+        assert!(message.starts_with(&format!("{path} ends too early")), "{message}");
+    }
+    // A part that is not there, and none at all.
+    let mut files = oci(&layers, Some("a:b"), gzip);
+    let parts: Vec<_> = files.keys().filter(|name| name.starts_with("blobs/")).cloned().collect();
+    for part in &parts {
+        let mut missing = files.clone();
+        missing.remove(part);
+        let message = told(&archive(&missing), None);
+        assert!(message.starts_with(&format!("{path} does not hold {part};")), "{message}");
+    }
+    files.retain(|name, _| !name.starts_with("blobs/"));
+    let message = told(&archive(&files), None);
+    assert!(message.starts_with(&format!("{path} does not hold blobs/sha256/")), "{message}");
+    // An index of nothing, at the top and below.
+    oci_index(&mut files, &[]);
+    assert_eq!(
+        told(&archive(&files), None),
+        format!("the index of {path} is empty; save or push the image again")
+    );
+    let mut files = oci(&layers, Some("a:b"), gzip);
+    let inner = br#"{"schemaVersion":2,"manifests":[]}"#;
+    files.insert(format!("blobs/sha256/{}", hex(inner)), inner.to_vec());
+    let kind = "application/vnd.oci.image.index.v1+json";
+    let digest = format!("sha256:{}", hex(inner));
+    oci_index(&mut files, &[serde_json::json!({"mediaType": kind, "digest": digest, "size": inner.len()})]);
+    let message = told(&archive(&files), Some("a:b"));
+    assert_eq!(message, format!("the index of {digest} of {path} is empty; save or push the image again"));
+    let docker = [("manifest.json".to_owned(), b"[]".to_vec())].into();
+    assert_eq!(
+        told(&archive(&docker), None),
+        format!("the index of {path} is empty; save or push the image again")
+    );
+    // Under another name, where the path is nobody's business.
+    let path = fixture.write("archive", &archive(&files));
+    let called = LoadOptions {
+        reference: Some("a:b"),
+        called: Some("registry.example/a:b"),
+        ..LoadOptions::default()
+    };
+    let message = fixture.store.load_with(&path, called, &|_| ()).unwrap_err().to_string();
+    assert_eq!(
+        message,
+        format!("the index of {digest} of registry.example/a:b is empty; save or push the image again")
+    );
+    assert!(fixture.store.list().unwrap().is_empty());
 }
 
 #[test]

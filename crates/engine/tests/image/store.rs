@@ -175,6 +175,23 @@ fn wrong_names_are_answered_with_what_may_be_meant() {
     assert!(error.to_string().contains("did you mean python:3.11?"), "{error}");
 }
 
+#[test]
+fn an_alias_of_what_is_not_stored_says_what_it_leads_to() {
+    need_root!();
+    let fixture = Fixture::new();
+    fixture.store.set_alias("team/code:*", "code").unwrap();
+    fixture.store.set_alias("code", "registry.example.com/code:3").unwrap();
+    for name in ["team/code:7", "code"] {
+        let message = fixture.store.inspect(name).unwrap_err().to_string();
+        let expected = format!(
+            "{name} is an alias of registry.example.com/code:3, which is not stored here; `osb image pull {name}` fetches it"
+        );
+        assert_eq!(message, expected);
+    }
+    load(&fixture, "registry.example.com/code:3", &[layer("1")]);
+    fixture.store.inspect("team/code:7").unwrap();
+}
+
 /// Sets when an image was last used.
 fn used_hours_ago(fixture: &Fixture, id: &str, hours: u64) {
     let path = fixture.dir.path().join("data/images/used").join(&id[7..]);
