@@ -14,6 +14,18 @@ use crate::Platform;
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
+    /// The registry has the image, but not all its parts.
+    #[error("{registry} has {reference}, but not its part {digest}{}; push the image again", said(message))]
+    BlobMissing {
+        /// Image asked for.
+        reference: String,
+        /// Registry.
+        registry: String,
+        /// The part.
+        digest: String,
+        /// The registry's own words.
+        message: String,
+    },
     /// A credential helper of the Docker configuration failed.
     #[error("credential helper {helper} failed for {registry}: {reason}; run it by hand or log in again")]
     CredentialHelper {
@@ -33,6 +45,12 @@ pub enum Error {
         repository: String,
         /// The registry's own words.
         message: String,
+    },
+    /// An index that offers nothing.
+    #[error("the index of {reference} is empty: it offers no image; push it again")]
+    EmptyIndex {
+        /// Image asked for.
+        reference: String,
     },
     /// A file operation failed.
     #[error("cannot {action} {path}")]
@@ -90,7 +108,9 @@ pub enum Error {
     },
     /// Less space than the image needs.
     #[error(
-        "no space for the download in {path}: {needed} bytes are needed and {available} may be used; free some space or move the data directory"
+        "no space left in {path}: the download needs {}, and {} may be used; free some there",
+        Bytes(*needed),
+        Bytes(*available)
     )]
     NoSpace {
         /// Directory of downloads.

@@ -105,7 +105,7 @@ async fn select(
     let named = reference.digest().and_then(Digest::parse);
     let mut next = named.clone();
     let mut top = named;
-    for _ in 0..=MOST_NESTED {
+    for depth in 0..=MOST_NESTED {
         let tag = reference.tag().unwrap_or("latest");
         let question = Question {
             image: name,
@@ -114,7 +114,12 @@ async fn select(
             digest: next.as_ref(),
             limit: MOST_MANIFEST,
         };
-        let answer = document(sources, &question).await?;
+        let answer = document(sources, &question).await.map_err(|error| match (error, &next) {
+            (Error::NotFound { reference, registry, message }, Some(digest)) if depth > 0 => {
+                Error::BlobMissing { reference, registry, digest: digest.to_string(), message }
+            }
+            (error, _) => error,
+        })?;
         let top = top.get_or_insert_with(|| answer.digest.clone());
         let read = manifest::document(&answer.bytes, &answer.content_type)
             .map_err(|refusal| refused(refusal, &answer.registry, name, "manifest"))?;
@@ -139,6 +144,7 @@ fn choose(offers: &[Offer], wanted: &Platform, name: &str) -> Result<Digest> {
     let silent = || offers.iter().find(|offer| offer.platform.is_none());
     match best.or_else(silent) {
         Some(offer) => Ok(offer.part.digest.clone()),
+        None if offers.is_empty() => Err(Error::EmptyIndex { reference: name.into() }),
         None => Err(no_platform(name, wanted, offers.iter().filter_map(|offer| offer.platform.as_ref()))),
     }
 }

@@ -101,7 +101,9 @@ impl Source {
                     authorization = Some(self.renew(authorization, challenge).await?);
                     renewed = true;
                 }
-                401 | 403 | 404 if at_home => return Err(self.refusal(response, image).await),
+                401 | 403 | 404 if at_home => {
+                    return Err(self.refusal(response, image, (kind, reference)).await);
+                }
                 // What a signed address stands for may have expired; the next one is fresh.
                 401 | 403 | 404 => {
                     let host = response.url().host_str().unwrap_or_default();
@@ -115,7 +117,7 @@ impl Source {
         }
     }
 
-    async fn refusal(&self, response: Response, image: &str) -> Failure {
+    async fn refusal(&self, response: Response, image: &str, (kind, part): (&str, &str)) -> Failure {
         let status = response.status().as_u16();
         let message = crate::endpoint::message(response, &self.patience).await;
         let message = self.login.redact(message);
@@ -125,6 +127,11 @@ impl Source {
             403 => {
                 let repository = self.repository.clone();
                 Failure::last(Error::Denied { registry, repository, message })
+            }
+            // Its manifest was there, or nobody would know of the part.
+            _ if kind == "blobs" => {
+                let (reference, digest) = (image.into(), part.into());
+                Failure::last(Error::BlobMissing { reference, registry, digest, message })
             }
             _ => Failure::last(Error::NotFound { reference: image.into(), registry, message }),
         }
@@ -223,7 +230,7 @@ pub(crate) fn pass_over(source: &Source, error: &Error) {
     source.endpoint.note(error);
     let mirror = source.endpoint.name();
     // A mirror that lacks an image is no event.
-    if matches!(error, Error::NotFound { .. }) {
+    if matches!(error, Error::NotFound { .. } | Error::BlobMissing { .. }) {
         tracing::debug!(mirror, %error, "mirror passed over");
     } else {
         tracing::warn!(mirror, %error, "mirror passed over");

@@ -7,7 +7,7 @@ use futures_util::stream;
 use osb_registry::Error;
 use serde_json::json;
 
-use crate::fake::{Contents, Fake, blob, redirect};
+use crate::fake::{Contents, Fake, blob, redirect, refusal};
 use crate::images::Compression::Gzip;
 use crate::images::{Image, OCI_INDEX, OCI_MANIFEST, digest, index, noise};
 use crate::support::{Bench, credentials};
@@ -181,6 +181,36 @@ async fn an_index_without_our_platform() {
     let fake = Contents::of(&image).serve(|_| None).await;
     let error = Bench::new(&[&fake.host()]).fail(&fake.image()).await;
     assert!(matches!(error, Error::NoPlatform { .. }), "{error:?}");
+}
+
+#[tokio::test]
+async fn an_index_of_nothing() {
+    let empty = json!({"schemaVersion": 2, "mediaType": OCI_INDEX, "manifests": []}).to_string();
+    let fake = Contents::default().manifest("it", OCI_INDEX, empty.as_bytes()).serve(|_| None).await;
+    let error = Bench::new(&[&fake.host()]).fail(&fake.image()).await.to_string();
+    assert_eq!(error, format!("the index of {} is empty: it offers no image; push it again", fake.image()));
+}
+
+#[tokio::test]
+async fn a_part_that_is_missing_is_named() {
+    let image = image();
+    let host = osb_registry::Platform::host().to_string();
+    let top = index(&[(&host, &image)]).to_string();
+    let manifest = digest(&image.manifest_bytes());
+    let config = image.manifest["config"]["digest"].as_str().unwrap().to_owned();
+    for part in [manifest, config, image.layers[0].clone()] {
+        let gone = part.clone();
+        let contents = Contents::of(&image).manifest("it", OCI_INDEX, top.as_bytes());
+        let fake = contents
+            .serve(move |seen| seen.path.ends_with(&gone).then(|| refusal(404, "UNKNOWN", "gone")))
+            .await;
+        let error = Bench::new(&[&fake.host()]).fail(&fake.image()).await.to_string();
+        let (registry, name) = (fake.host(), fake.image());
+        assert_eq!(
+            error,
+            format!("{registry} has {name}, but not its part {part} (UNKNOWN: gone); push the image again")
+        );
+    }
 }
 
 #[tokio::test]

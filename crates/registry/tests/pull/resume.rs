@@ -194,6 +194,14 @@ async fn a_full_disk_is_told() {
     let reserve = |settings: &mut Settings| settings.reserve_bytes = u64::MAX;
     let bench = Bench::with(&[&fake.host()], reserve);
     let error = bench.fail(&fake.image()).await;
-    assert!(matches!(error, osb_registry::Error::NoSpace { .. }), "{error:?}");
+    let osb_registry::Error::NoSpace { path, needed, .. } = &error else { panic!("{error:?}") };
+    assert_eq!(
+        error.to_string(),
+        format!(
+            "no space left in {}: the download needs {:.1} kB, and 0 B may be used; free some there",
+            path.display(),
+            *needed as f64 / 1e3
+        )
+    );
     assert!(fake.seen_of(&image.layers[0]).is_empty());
 }
