@@ -168,7 +168,7 @@ impl Booter {
         let Ok(init) = Identity::of(pid, &pidfd, &self.boot_id) else { return Err(NotBooted::Unknown) };
         // The overlays live in the sandbox now, and must end with it.
         ready.overlays = Vec::new();
-        Ok(Standby { init, pidfd, orders, shm_bytes })
+        Ok(Standby { init, pidfd, orders, shm_bytes, rehearsed: false })
     }
 }
 

@@ -21,6 +21,8 @@ const FIRST_PAUSE: Duration = Duration::from_millis(500);
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 /// A sandbox's first command follows its create at once; preparing the next slot would take a processor from it.
 const QUIET: Duration = Duration::from_millis(10);
+/// A rehearsal is over by then. The next one waits for that, so that no more than a processor is busy with them.
+const REHEARSAL: Duration = Duration::from_millis(3);
 
 /// Ready slots per image, bare ones, and what is asked for.
 #[derive(Debug)]
@@ -258,6 +260,8 @@ impl Pool {
                         state
                     } else if let Some(left) = state.quiet_in() {
                         self.wake.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0
+                    } else if state.rehearse_one() {
+                        self.wake.wait_timeout(state, REHEARSAL).unwrap_or_else(PoisonError::into_inner).0
                     } else {
                         self.wake.wait(state).unwrap_or_else(PoisonError::into_inner)
                     };
@@ -377,6 +381,22 @@ impl State {
     /// Time left until the newest creates count as over.
     fn quiet_in(&self) -> Option<Duration> {
         self.quiet_at?.checked_duration_since(Instant::now()).filter(|left| !left.is_zero())
+    }
+
+    /// Has the standby rehearse that will be taken next of those that have not. Nothing else is to do by then: under load
+    /// a rehearsal would only take the processor from those who wait.
+    fn rehearse_one(&mut self) -> bool {
+        if self.creating > 0 {
+            return false;
+        }
+        let ready = self.images.values_mut().flat_map(|stock| &mut stock.ready);
+        match ready.filter_map(|ready| ready.standby.as_mut()).find(|standby| !standby.rehearsed) {
+            Some(standby) => {
+                standby.rehearse();
+                true
+            }
+            None => false,
+        }
     }
 
     /// The lowest free number.

@@ -22,6 +22,8 @@ pub(crate) struct Standby {
     /// The engine's end, see [`osb_protocol::boot::BootFds::orders`].
     pub(crate) orders: OwnedFd,
     pub(crate) shm_bytes: u64,
+    /// Whether it has been told to rehearse.
+    pub(crate) rehearsed: bool,
 }
 
 impl Standby {
@@ -40,6 +42,13 @@ impl Standby {
         fsconfig_reconfigure(mount.as_fd())?;
         self.shm_bytes = bytes;
         Ok(())
+    }
+
+    /// Has it go the way of an order ahead, see [`osb_protocol::boot::BootFds::orders`].
+    pub(crate) fn rehearse(&mut self) {
+        self.rehearsed = true;
+        // Whoever is dead is found out when it gets its order.
+        let _ = scm::send(self.orders.as_fd(), &[0], &[], false);
     }
 
     /// Sends the order. An error means that init is dead.

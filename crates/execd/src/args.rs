@@ -13,8 +13,6 @@ pub enum Args {
     Boot(i32),
     /// As an ordinary daemon.
     Plain(Plain),
-    /// Do nothing until a signal comes: keeps a sandbox alive whose image has no program for that.
-    Idle,
     /// Print this and leave.
     Help,
 }
@@ -49,7 +47,6 @@ execd: the daemon inside a sandbox
 
   execd [--port 44772 | --socket PATH] [--access-token TOKEN] [--log-level 6] [--line-endings keep|strip]
   execd --boot-fd N        as PID 1 of a sandbox of the embedded engine
-  execd --idle             do nothing until a signal comes
 
 Environment: EXECD_ACCESS_TOKEN, EXECD_LINE_ENDINGS, EXECD_LOG_FILE, EXECD_ENVS (file with variables for commands)
 ";
@@ -94,9 +91,6 @@ pub fn parse(
         }
         if matches!(name, "help" | "h") {
             return Ok(Args::Help);
-        }
-        if name == "idle" {
-            return Ok(Args::Idle);
         }
         let mut value = || {
             inline
@@ -157,7 +151,6 @@ mod tests {
         };
         assert_eq!((plain.listen, plain.access_token.as_deref()), (Listen::Port(44772), Some("from-env")));
         assert_eq!(parsed(&["--boot-fd", "9"]), Ok(Args::Boot(9)));
-        assert_eq!(parsed(&["--idle"]), Ok(Args::Idle));
     }
 
     #[test]

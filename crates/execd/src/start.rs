@@ -29,9 +29,6 @@ pub fn main() -> ExitCode {
     let result = match args::parse(std::env::args_os().skip(1), |name| std::env::var_os(name)) {
         Ok(Args::Boot(fd)) => init::boot(fd),
         Ok(Args::Plain(plain)) => run_plain(plain),
-        Ok(Args::Idle) => loop {
-            std::thread::park();
-        },
         Ok(Args::Help) => io::stdout().write_all(args::HELP.as_bytes()),
         Err(message) => Err(io::Error::other(message)),
     };

@@ -124,6 +124,11 @@ fn document(content: &impl serde::Serialize) -> File {
 }
 
 impl Standby {
+    fn rehearse(&self) {
+        sendmsg(&self.orders, &[IoSlice::new(&[0])], &mut SendAncillaryBuffer::default(), SendFlags::NOSIGNAL)
+            .unwrap();
+    }
+
     fn order(self, order: &Order) -> Sandbox {
         let Self { child, dir, orders } = self;
         let document = document(order);
@@ -215,7 +220,7 @@ fn the_entrypoints_end_is_the_sandboxes_end() {
         let script =
             "echo out; echo err >&2; echo [$EXECD_ACCESS_TOKEN$JUPYTER_TOKEN] $HOME $USER; pwd; cat; exit 7";
         let mut sandbox = boot(&["sh", "-c", script]);
-        assert!(matches!(sandbox.started, Started::Running { pid } if pid > 1));
+        assert!(matches!(sandbox.started, Started::Running { pid: Some(pid) } if pid > 1));
         let (status, ended) = sandbox.wait();
         assert_eq!(status.code(), Some(7));
         assert_eq!(ended, Ended { exit_code: 7, signal: None, oom_kills: Some(2) });
@@ -255,14 +260,26 @@ fn an_entrypoint_that_cannot_be_executed_is_named() {
 }
 
 #[test]
-fn an_image_without_tail_is_kept_alive_all_the_same() {
+fn what_only_keeps_the_sandbox_alive_is_no_process() {
     as_root(|| {
         let without_tail = |order: &mut Order| order.env[0].1 = "/var/empty".to_owned();
-        let sandbox = boot_with(&["tail", "-f", "/dev/null"], without_tail);
-        let Started::Running { pid } = sandbox.started else { panic!("{:?}", sandbox.started) };
-        let run = sandbox.run(&format!("PATH=/bin:/usr/bin; tr '\\0' ' ' < /proc/{pid}/cmdline"));
-        assert_eq!(run.stdout(), "execd --idle ");
-        // Another program that is missing is still missed.
+        let idle = ["tail", "-f", "/dev/null"];
+        let sandbox = boot_with(&idle, without_tail);
+        assert!(matches!(sandbox.started, Started::Running { pid: None }), "{:?}", sandbox.started);
+        assert_eq!(sandbox.run("PATH=/bin:/usr/bin; pwd").stdout(), "/\n");
+        // It ends as that program would.
+        for (signal, code) in [(libc::SIGTERM, 143), (libc::SIGHUP, 129), (libc::SIGUSR1, 138)] {
+            let mut sandbox = boot(&idle);
+            sandbox.signal_init(libc::SIGWINCH);
+            let began = Instant::now();
+            sandbox.signal_init(signal);
+            let (status, ended) = sandbox.wait();
+            assert_eq!((status.code(), ended.exit_code, ended.signal), (Some(code), code, Some(signal)));
+            assert!(began.elapsed() < Duration::from_secs(3));
+        }
+        // What it needs is missed all the same, and so is another program.
+        let lost = boot_with(&idle, |order| order.user = Some("nobody-here".to_owned()));
+        assert!(matches!(lost.started, Started::Failed { .. }), "{:?}", lost.started);
         let other = boot_with(&["tail", "-f", "/dev/zero"], without_tail);
         assert!(matches!(other.started, Started::Failed { .. }), "{:?}", other.started);
     });
@@ -395,7 +412,9 @@ fn an_out_of_memory_kill_is_told() {
 #[test]
 fn idle_processes_wake_for_nothing() {
     as_root(|| {
-        let sandbox = boot(&["sleep", "1000"]);
+        let standby = standby();
+        standby.rehearse();
+        let sandbox = standby.order(&order(&["sleep", "1000"]));
         // The thread of the rehearsal leaves after a while.
         let daemon = sandbox.first_daemon();
         let threads = || std::fs::read_dir(format!("/proc/{daemon}/task")).unwrap().count();
@@ -423,6 +442,27 @@ fn a_standby_that_nobody_wants_leaves() {
         drop(orders);
         assert_eq!(child.wait().unwrap().code(), Some(0));
         assert_eq!(std::fs::read(dir.path().join("ended")).unwrap(), b"", "nothing ended that had begun");
+    });
+}
+
+#[test]
+fn a_rehearsal_leaves_nothing_behind() {
+    as_root(|| {
+        let standby = standby();
+        let init = || Sandbox::children_of(standby.child.id()).first().copied();
+        eventually("the daemon", || init().is_some_and(|init| !Sandbox::children_of(init).is_empty()));
+        let init = init().unwrap();
+        let daemon = Sandbox::children_of(init)[0];
+        let threads = || std::fs::read_dir(format!("/proc/{daemon}/task")).unwrap().count();
+        assert_eq!(threads(), 1, "nothing happens unasked");
+        for _ in 0..3 {
+            standby.rehearse();
+        }
+        eventually("the rehearsal", || threads() > 1);
+        let mut sandbox = standby.order(&order(&["sh", "-c", "echo out; sleep 1; exit 7"]));
+        assert_eq!(sandbox.run("ps --no-headers -eo comm").stdout(), "execd\nexecd\nsh\nsleep\nps\n");
+        let (status, _) = sandbox.wait();
+        assert_eq!((status.code(), sandbox.log().as_str()), (Some(7), "out\n"));
     });
 }
 

@@ -48,8 +48,9 @@ pub struct BootFds {
     /// Listening Unix stream socket that only the server can reach. Connections may already be queued.
     pub listen: i32,
     /// Connected `SEQPACKET` socket. The engine sends one message with the descriptor of an [`Order`]'s document
-    /// beside it; init answers exactly one [`Started`] as JSON and closes it. An end without a message means that
-    /// nobody wants the sandbox any more, and init ends.
+    /// beside it; init answers exactly one [`Started`] as JSON and closes it. A message without a descriptor before
+    /// that has init and daemon rehearse, which costs a millisecond and saves one of whoever will wait for the order.
+    /// An end without a message means that nobody wants the sandbox any more, and init ends.
     pub orders: i32,
     /// Host-side file, opened for writing. Init writes exactly one [`Ended`] as a JSON line, just before it exits.
     pub ended: i32,
@@ -85,10 +86,10 @@ pub const ENTRYPOINT_LOG_BYTES: u64 = 1 << 20;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Started {
-    /// The entrypoint's exec succeeded. `pid` is inside the sandbox.
+    /// The entrypoint's exec succeeded.
     Running {
-        /// Process id inside the sandbox.
-        pid: i32,
+        /// Process id inside the sandbox; `None` for one that only waits, which init does by itself.
+        pid: Option<i32>,
     },
     /// The entrypoint cannot be executed; init exits at once.
     Failed {

@@ -17,18 +17,26 @@ fn own(number: i32) -> File {
     fd.into()
 }
 
-/// The order, or `None` when nobody wants the sandbox.
+/// The order, or `None` when nobody wants the sandbox. There is nothing to rehearse.
 fn order(orders: &File) -> Option<Order> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut control = RecvAncillaryBuffer::new(&mut space);
-    let mut byte = [0];
-    recvmsg(orders, &mut [IoSliceMut::new(&mut byte)], &mut control, RecvFlags::CMSG_CLOEXEC).ok()?;
-    let mut document = control.drain().find_map(|part| match part {
-        RecvAncillaryMessage::ScmRights(mut fds) => fds.next().map(File::from),
-        _ => None,
-    })?;
-    document.rewind().unwrap();
-    Some(serde_json::from_reader(document).expect("an order"))
+    loop {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let mut byte = [0];
+        let message =
+            recvmsg(orders, &mut [IoSliceMut::new(&mut byte)], &mut control, RecvFlags::CMSG_CLOEXEC).ok()?;
+        let document = control.drain().find_map(|part| match part {
+            RecvAncillaryMessage::ScmRights(mut fds) => fds.next().map(File::from),
+            _ => None,
+        });
+        if let Some(mut document) = document {
+            document.rewind().unwrap();
+            return Some(serde_json::from_reader(document).expect("an order"));
+        }
+        if message.bytes == 0 {
+            return None;
+        }
+    }
 }
 
 fn answer(orders: &File, started: &Started) {
@@ -77,7 +85,7 @@ pub(crate) fn main(number: &str) -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
-    let running = Started::Running { pid: child.id().cast_signed() };
+    let running = Started::Running { pid: Some(child.id().cast_signed()) };
     answer(&orders, &running);
     drop(orders);
     let status = child.wait().unwrap();

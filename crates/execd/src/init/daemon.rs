@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use osb_protocol::boot::{BootFds, Order};
 use rustix::process::Signal;
 
-use super::orders::{self, Orders};
+use super::orders::{Orders, Told};
 use crate::account_cache::AccountCache;
 use crate::app::{App, Limits, Shared};
 use crate::serve::{self, Listener};
@@ -71,6 +71,13 @@ impl Daemon {
         self.order = Some(order);
         if let Some(waiting) = self.waiting.take() {
             waiting.pass_on(&document);
+        }
+    }
+
+    /// Has a daemon that waits go the way of its first requests.
+    pub(super) fn rehearse(&self) {
+        if let Some(waiting) = &self.waiting {
+            waiting.rehearse();
         }
     }
 
@@ -172,15 +179,13 @@ fn run(
     let mut runtime = None;
     let order = match (order, orders) {
         (Some(order), _) => order,
-        (None, Some(orders)) => {
-            if !orders.within(orders::ON_ITS_WAY) {
-                runtime = Some(serve::warm(&accounts)?);
-            }
+        (None, Some(orders)) => loop {
             match orders.take()? {
-                Some((order, _)) => order,
-                None => return Ok(()),
+                Told::Rehearse => runtime = Some(serve::warm(&accounts)?),
+                Told::Order(order, _) => break *order,
+                Told::Leave => return Ok(()),
             }
-        }
+        },
         (None, None) => return Err(io::Error::other("a daemon without an order")),
     };
     let env = order.env.into_iter().map(|(name, value)| (name.into(), value.into()));

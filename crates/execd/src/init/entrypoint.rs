@@ -13,12 +13,18 @@ use crate::process::spawn::{self, Program, SpawnError, Stdio};
 /// The daemon's secret; all else of the environment is meant for the entrypoint.
 const SECRET: &str = "EXECD_ACCESS_TOKEN";
 
-/// What clients name to keep a sandbox alive. Small images have no `tail`; there this program waits in its place.
+/// What clients name to keep a sandbox alive until it is deleted. Init waits anyway, so no process does it a second
+/// time: it would cost more memory than all the rest of an idle sandbox, and small images have no `tail`.
 const IDLE: [&str; 3] = ["tail", "-f", "/dev/null"];
-/// This program, also where no path leads to it.
-const OWN: &std::ffi::CStr = c"/proc/self/exe";
 
-/// Starts it and gives its process id and the reading end of its output.
+/// A program that init has started.
+pub(super) struct Entrypoint {
+    pub(super) pid: i32,
+    /// Output of it and of whom it passed it to, until all have closed it.
+    pub(super) output: OwnedFd,
+}
+
+/// Starts it; `None` when there is nothing to do but to wait.
 ///
 /// # Errors
 /// It cannot be executed; the message names it.
@@ -26,20 +32,16 @@ pub(super) fn start(
     order: &Order,
     fds: &BootFds,
     accounts: &AccountCache,
-) -> Result<(i32, OwnedFd), SpawnError> {
+) -> Result<Option<Entrypoint>, SpawnError> {
     let program = program(order, accounts)?;
+    if order.entrypoint == IDLE {
+        return Ok(None);
+    }
     let null = std::fs::File::open("/dev/null").map_err(|error| failed("open /dev/null", &error))?;
     let (read, write) = crate::command::pipe::pair().map_err(|error| failed("make a pipe", &error))?;
     let stdio = Stdio { stdin: null.as_fd(), stdout: write.as_fd(), stderr: write.as_fd() };
-    let cgroup = &fds.work_cgroup;
-    let spawned = match spawn::spawn(&program, stdio, cgroup) {
-        Err(error) if error.errno == libc::ENOENT && order.entrypoint == IDLE => {
-            let argv = [c"execd", c"--idle"].map(std::ffi::CStr::to_owned).to_vec();
-            spawn::spawn(&Program { candidates: vec![OWN.to_owned()], argv, ..program }, stdio, cgroup)?
-        }
-        other => other?,
-    };
-    Ok((spawned.pid, read))
+    let spawned = spawn::spawn(&program, stdio, &fds.work_cgroup)?;
+    Ok(Some(Entrypoint { pid: spawned.pid, output: read }))
 }
 
 /// Goes the way of [`start`] with a program that cannot be executed, so that nothing on it is done for the first time

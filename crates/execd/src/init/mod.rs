@@ -25,8 +25,9 @@ use crate::process::exit::Exit;
 use crate::serve::Listener;
 use crate::{listen, start, usage};
 use daemon::Daemon;
+use entrypoint::Entrypoint;
 use log_file::LogFile;
-use orders::Orders;
+use orders::{Orders, Told};
 
 /// Signals that go on to the entrypoint's process group.
 const FORWARDED: [i32; 7] =
@@ -69,18 +70,19 @@ pub fn boot(fd: i32) -> io::Result<()> {
     let signals = start::signal_descriptor(&[&FORWARDED[..], &[libc::SIGCHLD]].concat())?;
     let daemon = Daemon::new(fds, listeners);
     let mut init =
-        Init { daemon, log, ended, signals, output: None, entrypoint: 0, kill_at: None, in_own_namespace };
+        Init { daemon, log, ended, signals, output: None, entrypoint: Entry::Awaited, kill_at: None, in_own_namespace };
     init.start_daemon(&[orders.as_raw_fd()]);
-    if !orders.within(orders::ON_ITS_WAY) {
-        entrypoint::rehearse(init.daemon.accounts());
-    }
     let (order, document) = init.wait_for(&orders)?;
     // The entrypoint first: the create is answered as soon as it has been executed.
     match entrypoint::start(&order, init.daemon.fds(), init.daemon.accounts()) {
-        Ok((pid, output)) => {
-            init.entrypoint = pid;
+        Ok(None) => {
+            init.entrypoint = Entry::Idle;
+            orders.answer(&Started::Running { pid: None });
+        }
+        Ok(Some(Entrypoint { pid, output })) => {
+            init.entrypoint = Entry::Process(pid);
             init.output = Some(output);
-            orders.answer(&Started::Running { pid });
+            orders.answer(&Started::Running { pid: Some(pid) });
         }
         Err(error) => {
             orders.answer(&Started::Failed {
@@ -112,6 +114,17 @@ fn tell(mut file: &File, word: &impl serde::Serialize) {
     }
 }
 
+/// The entrypoint as init sees it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Entry {
+    /// Not ordered yet.
+    Awaited,
+    /// A process of this number.
+    Process(i32),
+    /// No process: to wait is all there is to do.
+    Idle,
+}
+
 struct Init {
     daemon: Daemon,
     log: LogFile,
@@ -119,7 +132,7 @@ struct Init {
     signals: OwnedFd,
     /// Output of the entrypoint and of whom it passed it to, until all have closed it.
     output: Option<OwnedFd>,
-    entrypoint: i32,
+    entrypoint: Entry,
     /// Set by a request to stop.
     kill_at: Option<Instant>,
     in_own_namespace: bool,
@@ -143,11 +156,14 @@ impl Init {
                 }
             }
             if asked {
-                return match orders.take() {
-                    Ok(Some(order)) => Ok(order),
-                    Ok(None) => std::process::exit(0),
-                    Err(error) => Err(error),
-                };
+                match orders.take()? {
+                    Told::Order(order, document) => return Ok((*order, document)),
+                    Told::Leave => std::process::exit(0),
+                    Told::Rehearse => {
+                        self.daemon.rehearse();
+                        entrypoint::rehearse(self.daemon.accounts());
+                    }
+                }
             }
         }
     }
@@ -203,7 +219,7 @@ impl Init {
             match i32::try_from(number) {
                 Ok(libc::SIGCHLD) => children = true,
                 Ok(libc::SIGTERM) => self.stop(),
-                Ok(signal) => send(-self.entrypoint, signal),
+                Ok(signal) => self.signal_entrypoint(signal),
                 Err(_) => {}
             }
         }
@@ -214,6 +230,9 @@ impl Init {
 
     /// Asks everything to end, and makes it after a while.
     fn stop(&mut self) {
+        if self.entrypoint == Entry::Idle {
+            self.finish(Exit::Signal(libc::SIGTERM));
+        }
         if self.kill_at.is_none() {
             self.kill_at = Some(Instant::now() + STOP_GRACE);
             self.daemon.stop_restarting();
@@ -221,11 +240,23 @@ impl Init {
         self.signal_all(libc::SIGTERM);
     }
 
+    /// Passes a signal on to the entrypoint's process group. None of [`FORWARDED`] is one that a program without a
+    /// handler survives, but `SIGWINCH`.
+    fn signal_entrypoint(&mut self, signal: i32) {
+        match self.entrypoint {
+            Entry::Process(pid) => send(-pid, signal),
+            Entry::Idle if signal != libc::SIGWINCH => self.finish(Exit::Signal(signal)),
+            Entry::Idle | Entry::Awaited => {}
+        }
+    }
+
     fn signal_all(&self, signal: i32) {
         if self.in_own_namespace {
             send(-1, signal);
         } else {
-            send(-self.entrypoint, signal);
+            if let Entry::Process(pid) = self.entrypoint {
+                send(-pid, signal);
+            }
             self.daemon.signal(signal);
         }
     }
@@ -241,7 +272,7 @@ impl Init {
             if pid <= 0 {
                 break;
             }
-            if pid == self.entrypoint {
+            if self.entrypoint == Entry::Process(pid) {
                 end = Exit::from_wait_status(status);
             } else {
                 self.daemon.ended(pid);

@@ -3,10 +3,8 @@
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
-use std::time::Duration;
 
 use osb_protocol::boot::{Order, Started};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
@@ -14,9 +12,15 @@ use rustix::net::{
 };
 use serde::de::DeserializeOwned;
 
-/// An order that is on its way already comes within this time; until then nothing is rehearsed, which would only take the
-/// processors from those who wait.
-pub(super) const ON_ITS_WAY: Duration = Duration::from_millis(5);
+/// What the other end wants.
+pub(super) enum Told {
+    /// To go the way of an order once, with nothing at its end.
+    Rehearse,
+    /// This, with the document that says so.
+    Order(Box<Order>, OwnedFd),
+    /// Nothing any more: it has gone.
+    Leave,
+}
 
 /// One end of a `SEQPACKET` pair. The engine has the other; between init and a waiting daemon init has it.
 #[derive(Debug)]
@@ -50,16 +54,8 @@ impl Orders {
         Ok((Self(one), Self(other)))
     }
 
-    /// Whether something is there within that time.
-    pub(super) fn within(&self, time: Duration) -> bool {
-        let mut fds = [PollFd::new(self, PollFlags::IN)];
-        let time = Timespec::try_from(time).ok();
-        // A failure shows again when the order is taken.
-        poll(&mut fds, time.as_ref()).is_ok_and(|ready| ready > 0)
-    }
-
-    /// Waits for the order; `None` when the other end has gone.
-    pub(super) fn take(&self) -> io::Result<Option<(Order, OwnedFd)>> {
+    /// Waits for a word.
+    pub(super) fn take(&self) -> io::Result<Told> {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
         let mut byte = [0];
@@ -68,7 +64,7 @@ impl Orders {
             rustix::net::recvmsg(&self.0, &mut pieces, &mut control, RecvFlags::CMSG_CLOEXEC)
         }) {
             Ok(message) => message,
-            Err(Errno::CONNRESET) => return Ok(None),
+            Err(Errno::CONNRESET) => return Ok(Told::Leave),
             Err(error) => return Err(error.into()),
         };
         let document = control.drain().find_map(|part| match part {
@@ -76,10 +72,15 @@ impl Orders {
             _ => None,
         });
         match document {
-            Some(document) => Ok(Some((read(&document)?, document))),
-            None if message.bytes == 0 => Ok(None),
-            None => Err(io::Error::other("the order came without its document")),
+            Some(document) => Ok(Told::Order(Box::new(read(&document)?), document)),
+            None if message.bytes == 0 => Ok(Told::Leave),
+            None => Ok(Told::Rehearse),
         }
+    }
+
+    /// Passes the word on to rehearse. Whoever has gone needs none.
+    pub(super) fn rehearse(&self) {
+        let _ = rustix::net::send(&self.0, &[0], SendFlags::NOSIGNAL);
     }
 
     /// Passes a document on. Whoever has gone needs none.
