@@ -27,7 +27,7 @@ use crate::image::{self, Image, ImageStore};
 use crate::net::{DnsForwarder, NetConfig, Network};
 use crate::pool::Pool;
 use crate::retire::Retire;
-use crate::room::Room;
+use crate::room::{RETRY_AFTER, Room};
 use crate::sandbox::{Ended, Sandbox};
 use crate::slot::{Maker, MakerParts, SANDBOXES};
 
@@ -237,6 +237,20 @@ impl Engine {
     #[must_use]
     pub fn events(&self) -> Option<mpsc::UnboundedReceiver<Event>> {
         self.inner.receiver.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+
+    /// Whether another sandbox could be made now.
+    ///
+    /// # Errors
+    /// [`CreateError::Exhausted`](crate::CreateError::Exhausted) says what is used up.
+    pub fn room(&self) -> Result<(), crate::CreateError> {
+        let what = self.inner.room.lacking().or_else(|| {
+            let table = self.inner.table();
+            let most = self.inner.config.max_sandboxes;
+            let full = table.live.len() + table.making.len() >= most;
+            full.then(|| format!("{most} sandboxes are the most"))
+        });
+        what.map_or(Ok(()), |what| Err(crate::CreateError::Exhausted { what, retry_after: RETRY_AFTER }))
     }
 
     /// Begins to prepare sandboxes of an image before anybody asks for one.

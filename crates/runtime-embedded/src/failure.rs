@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use osb_engine::image::size;
 use osb_runtime::{CreateError, FetchError};
 
 use crate::told;
@@ -25,8 +26,10 @@ pub(crate) fn of_pull(reference: &str, error: osb_registry::Error) -> CreateErro
         Error::Unavailable { .. } => fetch(FetchError::Failed(format!(
             "{text}; without that registry, load the image from a file with `osb image load`"
         ))),
-        Error::NoSpace { .. } => full(text),
-        Error::Disk { source, .. } if source.kind() == std::io::ErrorKind::StorageFull => full(text),
+        Error::NoSpace { .. } => fetch(disk_full(reference, &text)),
+        Error::Disk { source, .. } if source.kind() == std::io::ErrorKind::StorageFull => {
+            fetch(disk_full(reference, &text))
+        }
         _ => fetch(FetchError::Failed(text)),
     }
 }
@@ -36,18 +39,29 @@ pub(crate) fn of_load(reference: &str, error: &osb_engine::image::Error) -> Crea
     use osb_engine::image::Error;
     let text = told(error);
     let error = match error {
-        Error::NoSpace { .. } => return full(text),
+        Error::NoSpace { .. } => disk_full(reference, &text),
+        Error::StoreFull { limit, holders, .. } => store_full(reference, &text, *limit, holders.is_empty()),
         Error::Platform { .. } => FetchError::Platform(text),
         _ => FetchError::Failed(text),
     };
     CreateError::Fetch { reference: reference.to_owned(), error }
 }
 
-fn full(why: String) -> CreateError {
-    CreateError::Exhausted {
-        what: format!("its image does not fit on the disk: {why}"),
-        retry_after: FULL_FOR,
+/// Paths and names on the server are for its log.
+fn disk_full(reference: &str, why: &str) -> FetchError {
+    tracing::warn!(image = reference, why, "an image does not fit on the disk");
+    let reason = "the server's disk is full; free some space there".to_owned();
+    FetchError::NoRoom { reason, retry_after: FULL_FOR }
+}
+
+fn store_full(reference: &str, why: &str, limit: u64, is_too_large: bool) -> FetchError {
+    tracing::warn!(image = reference, why, "there is no room for an image");
+    let limit = size(limit);
+    if is_too_large {
+        return FetchError::Failed(format!("it is larger than the {limit} that images may take here"));
     }
+    let reason = format!("images of running sandboxes take the {limit} that images may take here; end some");
+    FetchError::NoRoom { reason, retry_after: FULL_FOR }
 }
 
 #[cfg(test)]
@@ -77,11 +91,36 @@ mod tests {
             path: "/x".into(),
             source: std::sync::Arc::new(kind.into()),
         };
-        assert!(matches!(of(disk(std::io::ErrorKind::StorageFull)), CreateError::Exhausted { .. }));
+        let no_room = |error: CreateError| {
+            let text = error.to_string();
+            assert!(matches!(error, CreateError::Fetch { error: FetchError::NoRoom { .. }, .. }), "{text}");
+            text
+        };
+        let text = no_room(of(disk(std::io::ErrorKind::StorageFull)));
+        let told = |name: &str| {
+            format!("image '{name}' could not be pulled: the server's disk is full; free some space there")
+        };
+        assert_eq!(text, told("r.example/a"));
+        let full = Error::NoSpace { path: "/x".into(), needed: 2, available: 1 };
+        assert_eq!(no_room(of(full)), told("r.example/a"));
         let denied = of(disk(std::io::ErrorKind::PermissionDenied));
         let CreateError::Fetch { error: FetchError::Failed(text), .. } = denied else { panic!() };
         assert_eq!(text, "cannot write /x: permission denied");
         let full = osb_engine::image::Error::NoSpace { path: "/x".into() };
-        assert!(matches!(of_load("a", &full), CreateError::Exhausted { .. }));
+        assert_eq!(no_room(of_load("a", &full)), told("a"));
+        let holder = osb_engine::image::Holder { name: "private".into(), disk_bytes: 1, sandboxes: 1 };
+        let full = |holders| osb_engine::image::Error::StoreFull {
+            what: "/x".into(),
+            limit: 3 << 30,
+            kept: 0,
+            holders,
+        };
+        let text = no_room(of_load("a", &full(vec![holder])));
+        assert!(text.ends_with("take the 3.0 GiB that images may take here; end some"), "{text}");
+        let CreateError::Fetch { error: FetchError::Failed(text), .. } = of_load("a", &full(Vec::new()))
+        else {
+            panic!()
+        };
+        assert_eq!(text, "it is larger than the 3.0 GiB that images may take here");
     }
 }

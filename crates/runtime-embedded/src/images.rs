@@ -42,11 +42,21 @@ impl Naming {
     ) -> Result<Option<Arc<Image>>, CreateError> {
         let image = self.stored(store, &source.name)?;
         match (image, self.policy) {
-            (Some(image), PullPolicy::Always) if is_built_in(&image) || by_id(&image, &source.name) => {
+            (Some(image), policy)
+                if is_for(&image, source.platform.as_ref())
+                    && (policy != PullPolicy::Always
+                        || is_built_in(&image)
+                        || by_id(&image, &source.name)) =>
+            {
                 Ok(Some(image))
             }
+            (Some(image), _) if is_built_in(&image) => Err(CreateError::Fetch {
+                reference: source.name.clone(),
+                error: FetchError::Platform(
+                    "it is built in, and for this machine's platform alone".to_owned(),
+                ),
+            }),
             (_, PullPolicy::Always) => Ok(None),
-            (Some(image), _) if is_for(&image, source.platform.as_ref()) => Ok(Some(image)),
             (Some(image), PullPolicy::Never) => Err(CreateError::Fetch {
                 reference: source.name.clone(),
                 error: FetchError::Platform(format!(
@@ -238,5 +248,23 @@ mod tests {
         assert!(matches!(find(PullPolicy::Never, "absent", None), Err(CreateError::ImageNotFound { .. })));
         let other = find(PullPolicy::Never, "stored", Some("riscv64")).unwrap_err();
         assert!(matches!(other, CreateError::Fetch { error: FetchError::Platform(_), .. }));
+    }
+
+    #[test]
+    fn no_registry_is_asked_for_the_built_in_image() {
+        let dir = tempfile::tempdir().unwrap();
+        for part in ["usr/bin", "etc"] {
+            std::fs::create_dir_all(dir.path().join("machine").join(part)).unwrap();
+        }
+        let options = Options { host_root: Some(dir.path().join("machine")), ..Options::default() };
+        let store = ImageStore::open_with(dir.path().join("data"), options).unwrap();
+        for policy in [PullPolicy::IfNotPresent, PullPolicy::Always, PullPolicy::Never] {
+            let naming = naming(policy, DOCKER_HUB);
+            let find = |arch| naming.find(&store, &source("host", arch));
+            assert!(find(None).unwrap().is_some());
+            assert!(find(Some(std::env::consts::ARCH)).unwrap().is_some());
+            let error = find(Some("riscv64")).unwrap_err().to_string();
+            assert!(error.contains("built in"), "{error}");
+        }
     }
 }

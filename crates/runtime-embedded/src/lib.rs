@@ -148,6 +148,10 @@ impl Runtime for EmbeddedRuntime {
         Ok(self.naming.find(self.engine.images(), source)?.map(Image::new))
     }
 
+    fn room(&self) -> Result<(), CreateError> {
+        self.engine.room().map_err(create_error)
+    }
+
     fn fetch_image(&self, source: ImageSource) -> Fetch {
         match self.pulls.join(source) {
             Ok((progress, done)) => Fetch { progress, done: done.map_ok(Image::new).boxed() },

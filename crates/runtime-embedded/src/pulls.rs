@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, Shared, WeakShared};
 use osb_engine::Engine;
-use osb_engine::image::{Image, Reference, Workspace};
+use osb_engine::image::{Image, LoadOptions, Reference, Workspace};
 use osb_registry::{Phase, Platform, Progress, Puller};
 use osb_runtime::{CreateError, FetchError, FetchPhase, FetchProgress, ImageSource};
 use tokio::sync::watch;
@@ -207,7 +207,9 @@ impl Inner {
                     total_layers: now.total_layers,
                 });
             };
-            let loaded = engine.images().load(&layout, Some(&name), &told);
+            let options =
+                LoadOptions { reference: Some(&name), called: Some(&name), ..LoadOptions::default() };
+            let loaded = engine.images().load_with(&layout, options, &told);
             drop(workspace);
             let loaded = loaded?;
             for warning in &loaded.warnings {

@@ -62,6 +62,14 @@ pub enum FetchError {
         /// When to try again.
         retry_after: Duration,
     },
+    /// It does not fit on the disk as things are.
+    #[error("{reason}")]
+    NoRoom {
+        /// What is full, and what to do.
+        reason: String,
+        /// When to try again.
+        retry_after: Duration,
+    },
 }
 
 /// Why a call on the runtime failed.

@@ -96,6 +96,13 @@ pub trait Runtime: Send + Sync + 'static {
     /// Looks for an image on this machine. Quick: nothing is fetched. `None`: [`Runtime::fetch_image`] may get it.
     async fn find_image(&self, source: &ImageSource) -> Result<Option<Image>, CreateError>;
 
+    /// Whether there is room for another sandbox, to be asked before an image is fetched for it. No promise: a create
+    /// may still find that there is none.
+    ///
+    /// # Errors
+    /// [`CreateError::Exhausted`].
+    fn room(&self) -> Result<(), CreateError>;
+
     /// Gets an image from where the runtime's images come from. Calls for the same image share one fetch.
     fn fetch_image(&self, source: ImageSource) -> Fetch;
 

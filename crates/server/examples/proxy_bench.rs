@@ -29,6 +29,10 @@ struct Fixed(SocketAddr);
 
 #[async_trait]
 impl Runtime for Fixed {
+    fn room(&self) -> Result<(), CreateError> {
+        Ok(())
+    }
+
     async fn find_image(&self, _source: &ImageSource) -> Result<Option<Image>, CreateError> {
         Ok(None)
     }

@@ -79,6 +79,14 @@ pub enum ApiError {
         /// For `Retry-After`.
         retry_after_seconds: u64,
     },
+    /// The image does not fit on the disk as things are.
+    #[error("{message}")]
+    NoRoomForImage {
+        /// What is full, and what to do.
+        message: String,
+        /// For `Retry-After`.
+        retry_after_seconds: u64,
+    },
     /// The sandbox went before it ran.
     #[error("the sandbox was deleted before it ran")]
     DeletedMeanwhile,
@@ -230,7 +238,9 @@ impl ApiError {
             Self::StartFailed(_) => (StatusCode::INTERNAL_SERVER_ERROR, code::START_FAILED),
             Self::DeleteFailed(_) => (StatusCode::INTERNAL_SERVER_ERROR, code::DELETE_FAILED),
             Self::NotRunning => (StatusCode::CONFLICT, code::NOT_RUNNING),
-            Self::Exhausted { .. } => (StatusCode::TOO_MANY_REQUESTS, code::CAPACITY_EXHAUSTED),
+            Self::Exhausted { .. } | Self::NoRoomForImage { .. } => {
+                (StatusCode::TOO_MANY_REQUESTS, code::CAPACITY_EXHAUSTED)
+            }
             Self::SnapshotsNotSupported => (StatusCode::NOT_IMPLEMENTED, code::SNAPSHOT_NOT_IMPLEMENTED),
             Self::PoolsNotSupported => (StatusCode::NOT_IMPLEMENTED, code::POOL_NOT_SUPPORTED),
             Self::TemplatesNotSupported => (StatusCode::NOT_IMPLEMENTED, code::FSB_API_NOT_SUPPORTED),
@@ -274,6 +284,7 @@ impl IntoResponse for ApiError {
         let mut response = (status, axum::Json(self.body(code))).into_response();
         let seconds = match self {
             Self::Exhausted { retry_after_seconds, .. }
+            | Self::NoRoomForImage { retry_after_seconds, .. }
             | Self::ImagePullLater { retry_after_seconds, .. } => Some(retry_after_seconds.max(1)),
             Self::Overloaded | Self::Stopping => Some(1),
             _ => None,
@@ -297,6 +308,12 @@ impl From<CreateError> for ApiError {
                 message: error.to_string(),
                 retry_after_seconds: whole_seconds(retry_after),
             },
+            CreateError::Fetch { error: FetchError::NoRoom { retry_after, .. }, .. } => {
+                Self::NoRoomForImage {
+                    message: error.to_string(),
+                    retry_after_seconds: whole_seconds(retry_after),
+                }
+            }
             CreateError::Entrypoint { .. } => Self::InvalidParameter(error.to_string()),
             CreateError::InvalidParameter(message) => Self::InvalidParameter(message),
             CreateError::Exhausted { what, retry_after } => {

@@ -47,7 +47,7 @@ pub(super) fn decoder<'a>(reader: impl Read + 'a, start: &[u8], what: &str) -> R
     Ok(match Compression::detect(start, what)? {
         Compression::None => Box::new(reader),
         Compression::Gzip => {
-            Box::new(Members::Inside(GzDecoder::new(BufReader::with_capacity(BUFFER, reader))))
+            Box::new(Members(Some(GzDecoder::new(BufReader::with_capacity(BUFFER, reader)))))
         }
         Compression::Zstd => {
             Box::new(zstd::stream::read::Decoder::new(reader).map_err(|error| Error::stream(what, error))?)
@@ -57,38 +57,23 @@ pub(super) fn decoder<'a>(reader: impl Read + 'a, start: &[u8], what: &str) -> R
 
 /// Gzip streams behind each other. The decoder of the library that reads several takes what is behind the last for
 /// the head of another, and its errors say so.
-enum Members<R> {
-    Inside(GzDecoder<R>),
-    Between(R),
-    Broken,
-}
+struct Members<R>(Option<GzDecoder<R>>);
 
 impl<R: BufRead> Read for Members<R> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        loop {
-            match std::mem::replace(self, Self::Broken) {
-                Self::Inside(mut decoder) => {
-                    let count = decoder.read(buffer)?;
-                    *self = if count > 0 || buffer.is_empty() {
-                        Self::Inside(decoder)
-                    } else {
-                        Self::Between(decoder.into_inner())
-                    };
-                    if count > 0 || buffer.is_empty() {
-                        return Ok(count);
-                    }
-                }
-                Self::Between(mut reader) => match reader.fill_buf()? {
-                    [] => {
-                        *self = Self::Between(reader);
-                        return Ok(0);
-                    }
-                    [0x1f] | [0x1f, 0x8b, ..] => *self = Self::Inside(GzDecoder::new(reader)),
-                    _ => return Err(io::Error::other(TRAILING)),
-                },
-                Self::Broken => return Err(io::Error::other("its gzip stream cannot be read")),
+        while let Some(decoder) = &mut self.0 {
+            let count = decoder.read(buffer)?;
+            if count > 0 || buffer.is_empty() {
+                return Ok(count);
+            }
+            let Some(mut reader) = self.0.take().map(GzDecoder::into_inner) else { break };
+            match reader.fill_buf()? {
+                [] => {}
+                [0x1f] | [0x1f, 0x8b, ..] => self.0 = Some(GzDecoder::new(reader)),
+                _ => return Err(io::Error::other(TRAILING)),
             }
         }
+        Ok(0)
     }
 }
 

@@ -290,7 +290,8 @@ fn would_free(holders: &[Holder]) -> String {
 }
 
 /// A number of bytes for people.
-pub(super) fn size(bytes: u64) -> String {
+#[must_use]
+pub fn size(bytes: u64) -> String {
     #[allow(clippy::cast_precision_loss)] // Shown with one digit.
     let mut amount = bytes as f64;
     let mut units = ["B", "KiB", "MiB", "GiB", "TiB"].into_iter().peekable();

@@ -43,7 +43,7 @@ mod workspace;
 
 pub use change::ConfigChange;
 pub use collect::{DiskUsage, Prune, Removed};
-pub use error::{Error, Holder, Result};
+pub use error::{Error, Holder, Result, size};
 pub use limits::Limits;
 pub use load::{LoadOptions, Loaded, Progress};
 pub use store::{ImageStore, Options};

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context as _, bail};
+use anyhow::bail;
 use clap::Args;
 use osb_cli::Streams;
 use osb_engine::image::{ConfigChange, LoadOptions};
@@ -123,13 +123,17 @@ pub(super) async fn run(args: BuildArgs, streams: &mut Streams) -> anyhow::Resul
         }
         None => args.path.clone(),
     };
-    let options =
-        LoadOptions { reference: Some(&args.name), change: Some(&change), ..LoadOptions::default() };
+    let built_by = dockerfile.as_ref().map(|file| format!("the image of {}", file.display()));
+    let options = LoadOptions {
+        reference: Some(&args.name),
+        called: built_by.as_deref(),
+        change: Some(&change),
+        ..LoadOptions::default()
+    };
     let meter = Meter::new(streams.stderr_is_terminal);
     let loaded = store.load_with(&built, options, &|progress| meter.show(progress));
     meter.clear();
-    let loaded = loaded.with_context(|| args.path.display().to_string())?;
-    tell_loaded(&store, &loaded, &args.common, streams).await
+    tell_loaded(&store, &loaded?, &args.common, streams).await
 }
 
 fn pair(text: &str) -> Result<(String, String), String> {

@@ -193,13 +193,18 @@ pub(crate) async fn run(action: ImageAction, streams: &mut Streams) -> anyhow::R
     match action {
         ImageAction::Load { path, name, common } => {
             let store = common.open()?;
-            let path = if path.as_os_str() == "-" { PathBuf::from("/dev/stdin") } else { path };
-            let options = LoadOptions { reference: name.as_deref(), ..LoadOptions::default() };
+            let is_stdin = path.as_os_str() == "-";
+            let path = if is_stdin { PathBuf::from("/dev/stdin") } else { path };
+            let options = LoadOptions {
+                reference: name.as_deref(),
+                called: is_stdin.then_some("standard input"),
+                ..LoadOptions::default()
+            };
             let meter = Meter::new(streams.stderr_is_terminal);
             let loaded = store.load_with(&path, options, &|progress| meter.show(progress));
             meter.clear();
-            let loaded = loaded.with_context(|| path.display().to_string())?;
-            tell_loaded(&store, &loaded, &common, streams).await?;
+            // Its messages name the file.
+            tell_loaded(&store, &loaded?, &common, streams).await?;
         }
         ImageAction::Pull(args) => pull::run(args, streams).await?,
         ImageAction::Build(args) => build::run(*args, streams).await?,

@@ -3,7 +3,7 @@
 use anyhow::{Context as _, bail};
 use clap::Args;
 use osb_cli::Streams;
-use osb_engine::image::{LoadOptions, Reference};
+use osb_engine::image::{HOST, LoadOptions, Reference};
 use osb_registry::{Credentials, Phase, Platform, Progress, Puller};
 use tokio::io::AsyncReadExt as _;
 use tokio::sync::watch;
@@ -37,6 +37,12 @@ pub(super) async fn run(args: PullArgs, streams: &mut Streams) -> anyhow::Result
     let images = args.common.images()?;
     let store = args.common.open()?;
     Reference::parse(&args.name)?;
+    if store.resolve(&args.name)?.is_some_and(|image| image.reference == HOST) {
+        bail!(
+            "{} is built in: it shows this machine's own programs, and there is nothing to pull; use it as it is",
+            args.name
+        );
+    }
     let name = images.target(&store, &args.name)?.to_string();
     let puller = Puller::new(images.registries)?;
     let workspace = store.workspace()?;
@@ -60,12 +66,13 @@ pub(super) async fn run(args: PullArgs, streams: &mut Streams) -> anyhow::Result
     let pulled = pulled?;
     let options = LoadOptions {
         reference: Some(&name),
+        called: Some(&name),
         architecture: Some(&pulled.platform.architecture),
         ..LoadOptions::default()
     };
     let loaded = store.load_with(&layout, options, &|progress| meter.show(progress));
     meter.clear();
-    tell_loaded(&store, &loaded.with_context(|| name.clone())?, &args.common, streams).await
+    tell_loaded(&store, &loaded?, &args.common, streams).await
 }
 
 fn show(meter: &Meter, progress: Progress) {

@@ -23,6 +23,8 @@ impl AppState {
         order: Order,
         client: &mut oneshot::Sender<T>,
     ) -> Result<Delivery, ApiError> {
+        // Before the download, which may be large: a full server gets none for nothing.
+        self.runtime().room()?;
         let Order { mut spec, image, kept } = order;
         let (id, name) = (SandboxId::random(), image.name.clone());
         let fetch = self.runtime().fetch_image(image);

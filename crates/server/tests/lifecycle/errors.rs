@@ -40,6 +40,11 @@ fn every_error_has_one_status_and_code() {
         (ApiError::DeleteFailed(text()), 500, "DOCKER::SANDBOX_DELETE_FAILED"),
         (ApiError::NotRunning, 409, "DOCKER::SANDBOX_NOT_RUNNING"),
         (ApiError::Exhausted { what: text(), retry_after_seconds: 1 }, 429, "SANDBOX::CAPACITY_EXHAUSTED"),
+        (
+            ApiError::NoRoomForImage { message: text(), retry_after_seconds: 1 },
+            429,
+            "SANDBOX::CAPACITY_EXHAUSTED",
+        ),
         (ApiError::SnapshotsNotSupported, 501, "SNAPSHOT::NOT_IMPLEMENTED"),
         (ApiError::PoolsNotSupported, 501, "KUBERNETES::POOL_NOT_SUPPORTED"),
         (ApiError::TemplatesNotSupported, 501, "FSB::API_NOT_SUPPORTED"),

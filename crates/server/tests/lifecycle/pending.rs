@@ -174,6 +174,11 @@ async fn a_fetch_that_fails_is_the_answer_and_leaves_nothing() {
             429,
             "DOCKER::SANDBOX_IMAGE_PULL_FAILED",
         ),
+        (
+            FetchError::NoRoom { reason: "disk full".to_owned(), retry_after: Duration::from_millis(6500) },
+            429,
+            "SANDBOX::CAPACITY_EXHAUSTED",
+        ),
     ] {
         let server = Server::new().await;
         *server.fake.fetch_error.lock().unwrap() = Some(error.clone());
@@ -188,6 +193,19 @@ async fn a_fetch_that_fails_is_the_answer_and_leaves_nothing() {
         let server = Server::again(dir, "", Fake::new()).await;
         assert_eq!(server.count().await, 0);
     }
+}
+
+#[tokio::test]
+async fn a_full_server_fetches_nothing() {
+    let server = Server::new().await;
+    server.fake.full.store(true, Ordering::SeqCst);
+    let answer = server.create(remote(json!({}))).await.expect(429);
+    assert_eq!(answer.code(), "SANDBOX::CAPACITY_EXHAUSTED");
+    assert_eq!(answer.header("retry-after"), "2");
+    assert_eq!((server.fake.fetches.load(Ordering::SeqCst), server.count().await), (0, 0));
+    server.fake.full.store(false, Ordering::SeqCst);
+    server.fake.arrivals.add_permits(1);
+    server.create(remote(json!({}))).await.expect(202);
 }
 
 #[tokio::test]

@@ -33,6 +33,8 @@ pub(crate) struct Fake {
     /// How fetches end that are not given up.
     pub(crate) fetch_error: Mutex<Option<FetchError>>,
     pub(crate) fetches: AtomicUsize,
+    /// There is no room for another sandbox.
+    pub(crate) full: AtomicBool,
     /// Fetches that were dropped before they ended.
     pub(crate) given_up: Arc<AtomicUsize>,
     pub(crate) adopted: Mutex<Vec<(SandboxId, Handle)>>,
@@ -59,6 +61,7 @@ impl Fake {
             progress: watch::channel(FetchProgress::default()).0,
             fetch_error: Mutex::default(),
             fetches: AtomicUsize::new(0),
+            full: AtomicBool::new(false),
             given_up: Arc::default(),
             adopted: Mutex::default(),
             lost: Mutex::default(),
@@ -99,6 +102,16 @@ impl Runtime for Fake {
             }
             name if name.starts_with("remote") => Ok(None),
             name => Ok(Some(Image::new(Arc::new(name.to_owned())))),
+        }
+    }
+
+    fn room(&self) -> Result<(), CreateError> {
+        match self.full.load(Ordering::SeqCst) {
+            true => Err(CreateError::Exhausted {
+                what: "2 sandboxes are the most".to_owned(),
+                retry_after: Duration::from_millis(1500),
+            }),
+            false => Ok(()),
         }
     }
 

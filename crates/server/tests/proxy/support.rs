@@ -56,6 +56,10 @@ fn unused() -> RuntimeError {
 
 #[async_trait]
 impl Runtime for Fake {
+    fn room(&self) -> Result<(), CreateError> {
+        Ok(())
+    }
+
     async fn find_image(&self, _source: &ImageSource) -> Result<Option<Image>, CreateError> {
         Ok(None)
     }
