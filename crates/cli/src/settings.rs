@@ -189,9 +189,10 @@ impl Context {
     }
 }
 
-/// As often as the SDKs, but sooner: somebody waits.
+/// As often as the SDKs, but sooner, and not behind an address that stays silent: somebody waits.
 fn retries() -> RetryPolicy {
     RetryPolicy {
+        deadline: Some(Duration::from_secs(10)),
         initial_backoff: Duration::from_millis(100),
         max_backoff: Duration::from_millis(500),
         ..RetryPolicy::default()

@@ -5,6 +5,7 @@ use std::time::Duration;
 use osb_protocol::error::ErrorBody;
 use osb_protocol::execd::code;
 
+use crate::foreign;
 use crate::output::Output;
 
 /// Result of this crate's calls.
@@ -33,7 +34,7 @@ pub enum Error {
     #[error(transparent)]
     Api(Box<ApiError>),
     /// Nothing was sent: the server cannot be reached.
-    #[error("cannot reach {url}: {reason}; is the server running, and is OPEN_SANDBOX_DOMAIN right?")]
+    #[error("cannot reach {url}: {reason}; {}", foreign::advice(reason))]
     Connect {
         /// Where to.
         url: String,
@@ -41,7 +42,7 @@ pub enum Error {
         reason: String,
     },
     /// The answer did not come in time.
-    #[error("{call} did not answer within {}", in_words(*.limit))]
+    #[error("{call} did not answer within {}; the server is busy, or the address is another's", in_words(*.limit))]
     Timeout {
         /// Which call.
         call: Call,
@@ -203,7 +204,7 @@ impl Error {
 /// A request, for error messages.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Call {
-    /// Method and path.
+    /// Method and URL, without query.
     pub what: String,
     /// The value of `X-Request-ID` that was sent.
     pub request_id: Option<String>,
@@ -263,8 +264,8 @@ const NO_SUCH_ROUTE: &str = "NOT_FOUND";
 /// What a daemon answers there that has no code.
 const NO_SUCH_ROUTE_TEXT: &str = "404 page not found";
 
-/// Most of an unreadable error body that is shown.
-const SHOWN_BODY: usize = 300;
+/// Most of what a command complained of that is shown.
+const SHOWN_LINE: usize = 300;
 
 impl ApiError {
     /// Codes that say that there is no such function here.
@@ -278,14 +279,19 @@ impl ApiError {
     }
 
     /// Reads an error answer, whatever its body: gateways in between answer in HTML.
-    pub(crate) fn read(status: u16, headers: &reqwest::header::HeaderMap, body: &[u8]) -> Self {
+    pub(crate) fn read(
+        url: &url::Url,
+        status: u16,
+        headers: &reqwest::header::HeaderMap,
+        body: &[u8],
+    ) -> Self {
         let text = |name: &str| headers.get(name).and_then(|v| v.to_str().ok()).map(str::to_owned);
         let (code, message) = match serde_json::from_slice::<ErrorBody>(body) {
             Ok(body) if !body.code.is_empty() => (body.code, body.message),
             _ if status == 404 && body.trim_ascii() == NO_SUCH_ROUTE_TEXT.as_bytes() => {
                 (NO_SUCH_ROUTE.to_owned(), NO_SUCH_ROUTE_TEXT.to_owned())
             }
-            _ => (UNEXPECTED_RESPONSE.to_owned(), unreadable(status, body)),
+            _ => (UNEXPECTED_RESPONSE.to_owned(), foreign::error(url, status, headers, body)),
         };
         Self {
             status,
@@ -295,19 +301,6 @@ impl ApiError {
             retry_after: text("retry-after").and_then(|value| retry_after(&value)),
         }
     }
-}
-
-fn unreadable(status: u16, body: &[u8]) -> String {
-    let text = String::from_utf8_lossy(body);
-    let text = text.trim();
-    if text.is_empty() {
-        return format!("the answer has status {status} and no body; is this an OpenSandbox server?");
-    }
-    let mut shown: String = text.chars().take(SHOWN_BODY).collect();
-    if shown.len() < text.len() {
-        shown.push('…');
-    }
-    shown
 }
 
 /// `Retry-After`: whole seconds or an HTTP date.
@@ -329,7 +322,7 @@ fn failed(output: &Output) -> String {
         (None, None) => "command did not end".to_owned(),
     };
     match output.stderr.lines().rfind(|line| !line.trim().is_empty()) {
-        Some(line) => format!("{how}: {}", line.chars().take(SHOWN_BODY).collect::<String>()),
+        Some(line) => format!("{how}: {}", line.chars().take(SHOWN_LINE).collect::<String>()),
         None => how,
     }
 }
@@ -364,13 +357,16 @@ mod tests {
 
     use super::*;
 
+    fn read(status: u16, headers: &HeaderMap, body: &[u8]) -> ApiError {
+        ApiError::read(&"http://h/v1/sandboxes".parse().unwrap(), status, headers, body)
+    }
+
     #[test]
     fn error_answers_of_every_shape_are_read() {
         let mut headers = HeaderMap::new();
         headers.insert("x-request-id", HeaderValue::from_static("r1"));
         headers.insert("retry-after", HeaderValue::from_static("3"));
-        let error =
-            ApiError::read(429, &headers, br#"{"code":"SANDBOX::CAPACITY_EXHAUSTED","message":"full"}"#);
+        let error = read(429, &headers, br#"{"code":"SANDBOX::CAPACITY_EXHAUSTED","message":"full"}"#);
         assert_eq!(error.code, "SANDBOX::CAPACITY_EXHAUSTED");
         assert_eq!(
             error.to_string(),
@@ -379,18 +375,16 @@ mod tests {
 
         let none = HeaderMap::new();
         for body in [&b"<html>bad gateway</html>"[..], b"\xff\xfe", b"", b"{}", b"{\"code\":\"\"}", b"[1]"] {
-            let error = ApiError::read(502, &none, body);
+            let error = read(502, &none, body);
             assert_eq!(error.code, UNEXPECTED_RESPONSE, "{body:?}");
             assert!(!error.message.is_empty());
         }
-        assert!(ApiError::read(500, &none, &[b'x'; 4000]).message.len() < 310);
+        assert!(read(500, &none, &[b'x'; 4000]).message.len() < 310);
     }
 
     #[test]
     fn what_is_not_offered_is_told_from_what_is_not_there() {
-        let api = |status, body: &str| {
-            Error::Api(Box::new(ApiError::read(status, &HeaderMap::new(), body.as_bytes())))
-        };
+        let api = |status, body: &str| Error::Api(Box::new(read(status, &HeaderMap::new(), body.as_bytes())));
         for (status, body) in [
             (501, r#"{"code":"SNAPSHOT::NOT_IMPLEMENTED","message":"m"}"#),
             (503, r#"{"code":"NOT_SUPPORTED","message":"m"}"#),
@@ -407,10 +401,14 @@ mod tests {
 
     #[test]
     fn a_request_is_known_by_its_id_also_without_an_answer() {
-        let call = Call { what: "GET /v1/sandboxes".to_owned(), request_id: Some("r1".to_owned()) };
+        let call = Call { what: "GET http://h/v1/sandboxes".to_owned(), request_id: Some("r1".to_owned()) };
         let error = Error::Timeout { call, limit: Duration::from_secs(3) };
         assert_eq!(error.request_id(), Some("r1"));
-        assert_eq!(error.to_string(), "GET /v1/sandboxes (request r1) did not answer within 3 s");
+        assert_eq!(
+            error.to_string(),
+            "GET http://h/v1/sandboxes (request r1) did not answer within 3 s; \
+             the server is busy, or the address is another's"
+        );
     }
 
     #[test]
@@ -426,7 +424,7 @@ mod tests {
 
     #[test]
     fn only_busy_or_absent_servers_are_worth_another_try() {
-        let api = |status| Error::Api(Box::new(ApiError::read(status, &HeaderMap::new(), b"")));
+        let api = |status| Error::Api(Box::new(read(status, &HeaderMap::new(), b"")));
         assert!(api(429).is_retryable() && api(503).is_retryable());
         assert!(!api(500).is_retryable() && !api(404).is_retryable());
         assert!(api(404).is_not_found());

@@ -65,6 +65,7 @@ mod diagnostics;
 mod error;
 mod events;
 mod files;
+mod foreign;
 pub mod http;
 mod isolated;
 mod items;

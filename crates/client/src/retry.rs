@@ -251,8 +251,9 @@ mod tests {
     #[test]
     fn what_may_have_been_done_is_not_repeated() {
         let policy = RetryPolicy::default();
-        let api =
-            |status| Error::Api(Box::new(ApiError::read(status, &reqwest::header::HeaderMap::new(), b"")));
+        let url = "http://h/".parse().unwrap();
+        let none = reqwest::header::HeaderMap::new();
+        let api = |status| Error::Api(Box::new(ApiError::read(&url, status, &none, b"")));
         let connect = Error::Connect { url: String::new(), reason: String::new() };
         let broken = Error::Broken { call: "".into(), reason: String::new(), early_end: true };
         let slow = Error::Timeout { call: "".into(), limit: Duration::ZERO };

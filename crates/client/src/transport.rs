@@ -10,6 +10,7 @@ use serde::de::DeserializeOwned;
 use tokio::time::{Instant, timeout};
 
 use crate::error::{ApiError, Call, Error, Result, chain};
+use crate::foreign;
 use crate::retry::{RetryEvent, RetryPolicy};
 
 /// Most of an error answer that is read.
@@ -46,8 +47,18 @@ impl Answer {
 
     /// The whole answer, read as JSON within a time limit.
     pub(crate) async fn json<T: DeserializeOwned>(self, limit: Duration) -> Result<T> {
-        let (call, bytes) = self.within(limit).await?;
+        let (call, bytes) = self.genuine()?.within(limit).await?;
         serde_json::from_slice(&bytes).map_err(|error| Error::Unexpected { call, reason: error.to_string() })
+    }
+
+    /// Refuses the page of some other web server: those answer with 200 too.
+    pub(crate) fn genuine(self) -> Result<Self> {
+        if !foreign::is_page(self.response.headers()) {
+            return Ok(self);
+        }
+        let Self { call, response } = self;
+        let reason = foreign::page(response.url(), response.status().as_u16(), response.headers());
+        Err(Error::Unexpected { call, reason })
     }
 
     /// The body of an answer that cannot be large.
@@ -94,7 +105,7 @@ impl Transport {
     pub(crate) async fn remove(&self, request: RequestBuilder, limit: Duration) -> Result<()> {
         let Outcome { result, lost } = self.attempts(request, limit).await?;
         match result {
-            Ok(answer) => answer.within(limit).await.map(drop),
+            Ok(answer) => answer.genuine()?.within(limit).await.map(drop),
             Err(error) if lost && error.is_not_found() => Ok(()),
             Err(error) => Err(error),
         }
@@ -106,7 +117,7 @@ impl Transport {
         let id = request.headers().get(REQUEST_ID_HEADER).or(self.request_id.as_ref()).cloned();
         let id = id.unwrap_or_else(new_request_id);
         let call = Call {
-            what: format!("{} {}", request.method(), request.url().path()),
+            what: format!("{} {}", request.method(), foreign::shown(request.url())),
             request_id: id.to_str().ok().map(str::to_owned),
         };
         request.headers_mut().insert(REQUEST_ID_HEADER, id);
@@ -117,7 +128,7 @@ impl Transport {
         loop {
             // A body that is read from somewhere cannot be sent twice.
             let next = request.try_clone();
-            let (method, url) = (request.method().clone(), without_query(request.url()));
+            let (method, url) = (request.method().clone(), foreign::shown(request.url()));
             let error = match timeout(attempt_limit, self.attempt(request, &call)).await {
                 Ok(Ok(response)) => return Ok(Outcome { result: Ok(Answer { call, response }), lost }),
                 Ok(Err(error)) => error,
@@ -165,7 +176,7 @@ impl Transport {
                 break;
             }
         }
-        let mut error = ApiError::read(status.as_u16(), response.headers(), &body);
+        let mut error = ApiError::read(response.url(), status.as_u16(), response.headers(), &body);
         error.request_id = error.request_id.or_else(|| call.request_id.clone());
         Err(Error::Api(Box::new(error)))
     }
@@ -179,21 +190,36 @@ impl Transport {
         self.open(request, limit).await?.json(limit).await
     }
 
-    /// Sends a request and reads a text. Bytes that are no UTF-8 are replaced.
+    /// Sends a request and reads a text, which is no page. Bytes that are no UTF-8 are replaced.
     pub(crate) async fn text(&self, request: RequestBuilder, limit: Duration) -> Result<String> {
-        let (_, bytes) = self.open(request, limit).await?.within(limit).await?;
+        let (_, bytes) = self.open(request, limit).await?.genuine()?.within(limit).await?;
         Ok(String::from_utf8_lossy(&bytes).into_owned())
     }
 
     /// Sends a request whose answer's body does not matter.
     pub(crate) async fn done(&self, request: RequestBuilder, limit: Duration) -> Result<()> {
-        self.open(request, limit).await?.within(limit).await.map(drop)
+        self.open(request, limit).await?.genuine()?.within(limit).await.map(drop)
     }
 }
 
 /// The error of a request that got no answer.
 fn unanswered(error: &reqwest::Error, call: &Call, url: String) -> Error {
-    if error.is_connect() { Error::Connect { url, reason: causes(error) } } else { broken(call, error) }
+    let no_http = |cause: &(dyn std::error::Error + 'static)| {
+        cause.downcast_ref::<hyper::Error>().is_some_and(hyper::Error::is_parse)
+    };
+    if error.is_connect() {
+        return Error::Connect { url, reason: causes(error) };
+    }
+    match std::iter::successors(std::error::Error::source(error), |cause| cause.source()).any(no_http) {
+        true => Error::Unexpected { call: call.clone(), reason: foreign::no_http(&url) },
+        false => match broken(call, error) {
+            // So do some servers end a connection that does not begin with TLS.
+            Error::Broken { call, reason, early_end } if reason.contains("reset by peer") => {
+                Error::Broken { call, reason: format!("{reason}{}", foreign::reset(&url)), early_end }
+            }
+            other => other,
+        },
+    }
 }
 
 /// The error of a connection that did not last.
@@ -209,14 +235,8 @@ pub(crate) fn broken(call: &Call, error: &reqwest::Error) -> Error {
 
 /// The causes of a `reqwest` error without its own text, which repeats the whole URL.
 fn causes(error: &reqwest::Error) -> String {
-    std::error::Error::source(error).map_or_else(|| error.to_string(), chain)
-}
-
-/// Queries hold file names, which are nobody's business.
-fn without_query(url: &url::Url) -> String {
-    let mut url = url.clone();
-    url.set_query(None);
-    url.into()
+    let text = std::error::Error::source(error).map_or_else(|| error.to_string(), chain);
+    text.strip_prefix("client error (Connect): ").map(str::to_owned).unwrap_or(text)
 }
 
 /// An id that no other request has.

@@ -128,7 +128,62 @@ async fn redirects_are_not_followed() {
 async fn what_is_no_json_is_an_unexpected_answer() {
     let fake = Fake::start(|_, _| async { reply(200, "<html>") }).await;
     let error = client(&fake).list(&ListFilter::default()).await.unwrap_err();
-    assert!(error.to_string().contains("unexpected answer to GET /v1/sandboxes"), "{error}");
+    assert!(error.to_string().contains("unexpected answer to GET http://"), "{error}");
+}
+
+#[tokio::test]
+async fn a_page_is_never_success_and_never_repeated() {
+    for status in [200, 302, 404, 502] {
+        let fake = Fake::start(move |_, _| async move {
+            let mut answer = reply(status, "<html>\u{1b}[31mHello</html>");
+            answer.headers_mut().insert("content-type", "text/html; charset=utf-8".parse().unwrap());
+            answer
+        })
+        .await;
+        let client = client(&fake);
+        let sandbox = client.sandbox("s1");
+        let errors = [
+            client.list(&ListFilter::default()).await.unwrap_err(),
+            client.create("host").send().await.unwrap_err(),
+            sandbox.kill().await.unwrap_err(),
+            sandbox.pause().await.unwrap_err(),
+            sandbox.diagnostics().summary(1, 1).await.unwrap_err(),
+        ];
+        for error in errors.map(|error| error.to_string()) {
+            let parts =
+                [&fake.address.to_string(), &format!("HTTP {status}"), "text/html", "no OpenSandbox server"];
+            assert!(parts.iter().all(|part| error.contains(*part)), "{error}");
+            assert!(!error.contains("Hello") && !error.contains('\n'), "{error}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn the_wrong_protocol_is_told() {
+    // A port that answers with a TLS alert, and one that hangs up, as servers of TLS do.
+    for (answer, words) in [(&b"\x15\x03\x03\x00\x02\x02\x0a"[..], "--protocol https"), (b"", "connection")] {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let server = tokio::spawn(async move {
+            loop {
+                let (mut stream, _) = listener.accept().await.unwrap();
+                let mut request = [0; 4096];
+                let _ = stream.read(&mut request).await;
+                let _ = stream.write_all(answer).await;
+            }
+        });
+        let client = Client::with_retry(Config::new(&address.to_string()).unwrap(), quick()).unwrap();
+        let error = client.list(&ListFilter::default()).await.unwrap_err().to_string();
+        assert!(error.contains(words) && error.contains(&address.to_string()), "{error}");
+        server.abort();
+    }
+    let fake = Fake::start(|_, _| async { reply(200, "") }).await;
+    let config = Config::new(&format!("https://{}", fake.address)).unwrap();
+    let error = Client::with_retry(config, quick()).unwrap().list(&ListFilter::default()).await.unwrap_err();
+    assert!(error.to_string().contains("does not speak TLS: use --protocol http "), "{error}");
+    let config = Config::new("no-such-host.invalid").unwrap();
+    let error = Client::with_retry(config, quick()).unwrap().list(&ListFilter::default()).await.unwrap_err();
+    assert!(error.to_string().contains("check the host's name"), "{error}");
 }
 
 #[tokio::test]
