@@ -13,9 +13,10 @@ use crate::Globals;
 use crate::args::OutputArg;
 use crate::duration::parse_lifetime;
 use crate::exit;
-use crate::output::{Cell, Format, Printer};
+use crate::output::{Cell, Format, Printer, printable};
 use crate::settings::{Resolved, file_path};
 use crate::streams::{Streams, color_allowed};
+use crate::suggest::nearest;
 
 /// What to do with settings.
 #[derive(Debug, Clone, Subcommand)]
@@ -69,7 +70,7 @@ const TEMPLATE: &str = r#"# Settings of osb. Options on the command line come fi
 
 /// Kinds of values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Kind {
+pub(crate) enum Kind {
     Text,
     Protocol,
     Seconds,
@@ -78,7 +79,7 @@ enum Kind {
 }
 
 /// Every key that can be set, behind its section.
-const KEYS: [(&str, Kind); 8] = [
+pub(crate) const KEYS: [(&str, Kind); 8] = [
     ("connection.api_key", Kind::Text),
     ("connection.domain", Kind::Text),
     ("connection.protocol", Kind::Protocol),
@@ -116,6 +117,9 @@ pub(crate) async fn run(
         }
         ConfigAction::Show { output: OutputArg { output } } => {
             let resolved = Resolved::load(globals, var)?;
+            if let Some(remark) = resolved.remark() {
+                streams.note(&printable(&remark)).await;
+            }
             let shown = shown(&resolved);
             let properties = shown.iter().map(|(name, value)| (*name, Cell::of_json(value))).collect();
             let json: serde_json::Map<String, Value> =
@@ -215,7 +219,8 @@ fn kind_of(key: &str) -> anyhow::Result<Kind> {
 fn unknown(key: &str) -> String {
     let keys: Vec<&str> = KEYS.iter().map(|(key, _)| *key).collect();
     let last = key.rsplit('.').next().unwrap_or_default();
-    match keys.iter().find(|known| known.rsplit('.').next() == Some(last)) {
+    let same = keys.iter().find(|known| known.rsplit('.').next() == Some(last)).map(|key| (*key).to_owned());
+    match same.or_else(|| nearest(key, &keys)) {
         Some(meant) => format!("there is no setting '{key}'; did you mean {meant}?"),
         None => format!("there is no setting '{key}'; there are: {}", keys.join(", ")),
     }
@@ -307,7 +312,7 @@ mod tests {
             ("domain", "x", "did you mean connection.domain?"),
             ("conection.api_key", "x", "did you mean connection.api_key?"),
             ("a.b", "x", "there are: connection.api_key"),
-            ("profiles.x.output.colour", "x", "no setting 'output.colour'"),
+            ("profiles.x.output.colour", "x", "no setting 'output.colour'; did you mean output.color?"),
             ("connection.request_timeout", "0", "seconds"),
             ("connection.protocol", "ftp", "http or https"),
             ("output.color", "maybe", "true or false"),

@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use anyhow::bail;
+use clap::builder::{PossibleValuesParser, TypedValueParser as _};
 use clap::{Args, Subcommand};
 use osb_client::{ListFilter, Metrics, SandboxInfo};
 use serde_json::{Value, json};
@@ -120,8 +121,8 @@ pub enum SandboxAction {
 /// Arguments of `sandbox list`.
 #[derive(Debug, Clone, Args)]
 pub struct ListArgs {
-    /// Only in this state, such as Running; may be repeated
-    #[arg(short, long)]
+    /// Only in this state; may be repeated
+    #[arg(short, long, ignore_case = true, value_parser = PossibleValuesParser::new(STATES).map(canonical))]
     state: Vec<String>,
     /// Only with this label; may be repeated
     #[arg(short, long, value_name = "KEY=VALUE", value_parser = key_value)]
@@ -130,6 +131,15 @@ pub struct ListArgs {
     page: PageArgs,
     #[command(flatten)]
     output: OutputArg,
+}
+
+/// The states that there are; a server takes any other word too and finds nothing.
+const STATES: [&str; 9] =
+    ["Pending", "Running", "Pausing", "Paused", "Resuming", "Stopping", "Terminated", "Failed", "Unknown"];
+
+/// A state as the wire writes it, however a person did.
+fn canonical(word: String) -> String {
+    STATES.iter().find(|state| state.eq_ignore_ascii_case(&word)).map_or(word, |state| (*state).to_owned())
 }
 
 /// How long a sandbox may take to answer after it was paused.
@@ -394,4 +404,19 @@ pub(crate) fn to_json(info: &SandboxInfo) -> Value {
         "created_at": info.created_at,
         "expires_at": info.expires_at,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use osb_client::SandboxState;
+
+    use super::*;
+
+    #[test]
+    fn states_are_the_protocols() {
+        for state in STATES {
+            assert!(!matches!(SandboxState::from(state), SandboxState::Other(_)), "{state}");
+            assert_eq!(canonical(state.to_lowercase()), state);
+        }
+    }
 }

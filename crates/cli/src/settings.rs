@@ -10,14 +10,16 @@ use osb_client::{Client, Config, Credentials, RetryPolicy, Sandbox, Settings};
 use serde::Deserialize;
 
 use crate::Globals;
+use crate::config::KEYS;
 use crate::duration::{Lifetime, parse_lifetime};
-use crate::output::{Format, Printer};
+use crate::output::{Format, Printer, printable};
 use crate::streams::{Streams, color_allowed};
+use crate::suggest::nearest;
 
 /// Variable that names the profile.
 pub(crate) const PROFILE: &str = "OPEN_SANDBOX_PROFILE";
 
-/// `~/.opensandbox/config.toml`. Unknown keys are let pass: other programs share the file.
+/// `~/.opensandbox/config.toml`. Unknown keys are let pass with a remark: other programs share the file.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct File {
@@ -83,12 +85,16 @@ pub(crate) struct Resolved {
     /// Where the settings file is, or would be.
     pub(crate) path: Option<PathBuf>,
     pub(crate) file_exists: bool,
+    /// Sections and keys of the file that are none of this program's.
+    unknown: Vec<String>,
 }
 
 impl Resolved {
     pub(crate) fn load(globals: &Globals, var: &impl Fn(&str) -> Option<String>) -> anyhow::Result<Self> {
         let path = file_path(globals, var);
-        let (file, file_exists) = read_file(path.as_deref(), globals.config.is_some())?;
+        let found = read_file(path.as_deref(), globals.config.is_some())?;
+        let file_exists = found.is_some();
+        let (file, unknown) = found.unwrap_or_default();
         let var_profile = var(PROFILE).filter(|name| !name.trim().is_empty());
         let name = globals.profile.clone().or(var_profile).or(file.profile);
         let profile = match &name {
@@ -127,7 +133,34 @@ impl Resolved {
             profile: name,
             path,
             file_exists,
+            unknown,
         })
+    }
+
+    /// What is to be said of the file, in one line: a misspelt key would be without effect and without a word.
+    pub(crate) fn remark(&self) -> Option<String> {
+        let file = self.path.as_ref().map(|path| path.display().to_string())?;
+        let told: Vec<String> = self.unknown.iter().map(|key| unknown_key(key)).collect();
+        (!told.is_empty()).then(|| format!("{file}: not known and without effect: {}", told.join(", ")))
+    }
+}
+
+/// A key that is not known, with the one that may be meant.
+fn unknown_key(key: &str) -> String {
+    let known: Vec<String> = KEYS.iter().map(|(key, _)| (*key).to_owned()).collect();
+    let sections = known.iter().filter_map(|key| Some(key.split_once('.')?.0.to_owned()));
+    let parts: Vec<&str> = key.split('.').collect();
+    let (before, own) = match &parts[..] {
+        ["profiles", name, rest @ ..] => (format!("profiles.{name}."), rest.join(".")),
+        _ => (String::new(), key.to_owned()),
+    };
+    // A key at a place where sections stand may have lost its own.
+    let homeless = known.iter().find(|known| known.rsplit('.').next() == Some(&own)).cloned();
+    let tops = ["profile", "profiles"].into_iter().filter(|_| before.is_empty()).map(str::to_owned);
+    let all: Vec<String> = known.iter().cloned().chain(sections).chain(tops).collect();
+    match homeless.or_else(|| nearest(&own, &all)) {
+        Some(meant) => format!("{key} (did you mean {before}{meant}?)"),
+        None => key.to_owned(),
     }
 }
 
@@ -152,6 +185,9 @@ impl Context {
         streams: &mut Streams,
     ) -> anyhow::Result<Self> {
         let resolved = Resolved::load(globals, var)?;
+        if let Some(remark) = resolved.remark() {
+            streams.note(&printable(&remark)).await;
+        }
         if globals.verbose {
             streams.note(&summary(&resolved)).await;
         }
@@ -250,16 +286,25 @@ pub(crate) fn fault(text: &str, message: &str, span: Option<std::ops::Range<usiz
     }
 }
 
-fn read_file(path: Option<&std::path::Path>, named: bool) -> anyhow::Result<(File, bool)> {
-    let Some(path) = path else { return Ok((File::default(), false)) };
+/// The file and its unknown keys; `None` when there is none and none was asked for.
+fn read_file(path: Option<&std::path::Path>, named: bool) -> anyhow::Result<Option<(File, Vec<String>)>> {
+    let Some(path) = path else { return Ok(None) };
     match std::fs::read_to_string(path) {
-        Ok(text) => match toml::from_str(&text) {
-            Ok(file) => Ok((file, true)),
+        Ok(text) => match parse_file(&text) {
+            Ok(found) => Ok(Some(found)),
             Err(error) => bail!("{}: {}", path.display(), fault(&text, error.message(), error.span())),
         },
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound && !named => Ok((File::default(), false)),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound && !named => Ok(None),
         Err(error) => Err(error).with_context(|| path.display().to_string()),
     }
+}
+
+fn parse_file(text: &str) -> Result<(File, Vec<String>), toml::de::Error> {
+    let mut unknown = Vec::new();
+    let file = serde_ignored::deserialize(toml::Deserializer::parse(text)?, |path| {
+        unknown.push(path.to_string());
+    })?;
+    Ok((file, unknown))
 }
 
 #[cfg(test)]
@@ -278,5 +323,29 @@ mod tests {
             assert!(fault.starts_with(said), "{fault}");
             assert!(!fault.contains("12345") && !fault.contains("s3cret"), "{fault}");
         }
+    }
+
+    #[test]
+    fn unknown_keys_are_told_with_the_ones_that_may_be_meant() {
+        let text = "profil = 'x'\ndomain = 'h'\n[conection]\napi_key = 'k'\n[connection]\ndomian = 'h'\n\
+            request_timeout = 3\n[output]\nfont = 1\n[profiles.work.connection]\napi-key = 'k'\n\
+            [profiles.work.colour]\na = 1\n[zzz]\na = 1\n";
+        let (file, unknown) = parse_file(text).unwrap();
+        assert_eq!(file.connection.request_timeout, Some(3));
+        let mut told: Vec<String> = unknown.iter().map(|key| unknown_key(key)).collect();
+        told.sort();
+        assert_eq!(
+            told,
+            [
+                "conection (did you mean connection?)",
+                "connection.domian (did you mean connection.domain?)",
+                "domain (did you mean connection.domain?)",
+                "output.font",
+                "profil (did you mean profile?)",
+                "profiles.work.colour",
+                "profiles.work.connection.api-key (did you mean profiles.work.connection.api_key?)",
+                "zzz",
+            ]
+        );
     }
 }

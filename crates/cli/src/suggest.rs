@@ -1,4 +1,4 @@
-//! "Did you mean": sandboxes whose id or name resembles what was asked for.
+//! "Did you mean": names, and sandboxes whose id or name resembles what was asked for.
 
 use osb_client::{Error, ListFilter, SandboxInfo};
 
@@ -10,6 +10,21 @@ const PAGE: u32 = 200;
 const SHOWN: usize = 3;
 /// Label that people use as a name.
 const NAME: &str = "name";
+
+/// Likeness from which a name may be meant.
+const ALIKE: f64 = 0.75;
+
+/// The name that is most like `word`, when one is.
+pub(crate) fn nearest<T: AsRef<str>>(word: &str, names: &[T]) -> Option<String> {
+    let like =
+        |name: &str| strsim::normalized_damerau_levenshtein(&word.to_lowercase(), &name.to_lowercase());
+    names
+        .iter()
+        .map(|name| (like(name.as_ref()), name.as_ref()))
+        .filter(|(like, _)| *like >= ALIKE)
+        .max_by(|(one, _), (other, _)| one.total_cmp(other))
+        .map(|(_, name)| name.to_owned())
+}
 
 /// A hint for an error that says that there is no such sandbox.
 pub(crate) async fn for_error(context: &Context, error: &anyhow::Error) -> Option<String> {

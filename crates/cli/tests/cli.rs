@@ -321,7 +321,7 @@ async fn lists_as_table_and_json() {
          s1  Running  host   2026-11-30T17:49:18.189968Z  2026-11-30T17:59:18Z\n"
     );
     assert_eq!(done.err, "osb: page 1 of 2; more with --page 2\n");
-    assert_eq!(fake.calls(), ["GET /v1/sandboxes?state=running&metadata=team%3Dx&pageSize=1"]);
+    assert_eq!(fake.calls(), ["GET /v1/sandboxes?state=Running&metadata=team%3Dx&pageSize=1"]);
 
     let done = osb(&fake, &["sandbox", "list", "-o", "json"]).await;
     let value: Value = serde_json::from_str(&done.out).unwrap();
@@ -512,6 +512,39 @@ async fn settings_come_from_flag_environment_and_file_in_this_order() {
     assert!(done.code == 1 && done.err.contains("config.toml") && !done.err.contains("oops"), "{done:?}");
     let done = osb(&fake, &["--config", "/nonexistent.toml", "sandbox", "get", "s1"]).await;
     assert!(done.code == 1 && done.err.contains("/nonexistent.toml"), "{done:?}");
+}
+
+#[tokio::test]
+async fn a_misspelt_key_of_the_settings_file_is_told_once() {
+    let fake = with_command(Vec::new(), false).await;
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("c.toml");
+    std::fs::write(&file, "[connection]\napi_kye = \"s3cret\"\n[other-program]\nx = 1\n").unwrap();
+    let file = file.to_str().unwrap();
+    for args in [&["sandbox", "kill", "s1"][..], &["config", "show"]] {
+        let done = osb(&fake, &[&["--config", file], args].concat()).await;
+        let told = format!(
+            "osb: {file}: not known and without effect: connection.api_kye (did you mean connection.api_key?), \
+             other-program\n"
+        );
+        assert_eq!((done.code, done.err), (0, told), "{args:?}");
+    }
+}
+
+#[tokio::test]
+async fn states_are_taken_in_any_case_and_others_refused_with_a_list() {
+    let page = json!({"page": 1, "pageSize": 20, "totalItems": 0, "totalPages": 0, "hasNextPage": false});
+    let fake = Fake::start(move |_, _| {
+        let answer = json(200, json!({"items": [], "pagination": page}));
+        async move { answer }
+    })
+    .await;
+    assert_eq!(osb(&fake, &["sandbox", "list", "-s", "running", "-s", "PAUSED"]).await.code, 0);
+    assert_eq!(fake.calls(), ["GET /v1/sandboxes?state=Running&state=Paused"]);
+    let error = Osb::try_parse_from(["osb", "sandbox", "list", "-s", "runing"]).err().unwrap();
+    let text = error.to_string();
+    assert_eq!(error.exit_code(), 2);
+    assert!(text.contains("Pending, Running, Pausing") && text.contains("'Running'"), "{text}");
 }
 
 #[tokio::test]
