@@ -1,6 +1,9 @@
 //! `osb image` as a process: what is printed, what is refused, and how it ends.
 
-#![allow(clippy::unwrap_used, clippy::print_stderr)]
+#![allow(clippy::unwrap_used, clippy::panic, clippy::print_stderr)]
+
+mod build;
+mod pull;
 
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
@@ -20,6 +23,21 @@ fn refused(output: &Output, code: i32) -> String {
     let message = String::from_utf8_lossy(&output.stderr).into_owned();
     assert_eq!(output.status.code(), Some(code), "{message}");
     message
+}
+
+/// Whether the test cannot run here, and says so.
+fn skipped(programs: &[&str]) -> bool {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let found = |program: &str| std::env::split_paths(&path).any(|dir| dir.join(program).is_file());
+    let missing: Vec<_> = programs.iter().copied().filter(|program| !found(program)).collect();
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("skipped: needs root");
+        return true;
+    }
+    if !missing.is_empty() {
+        eprintln!("skipped: {} not installed", missing.join(" and "));
+    }
+    !missing.is_empty()
 }
 
 #[test]
