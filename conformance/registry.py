@@ -20,6 +20,7 @@ import tempfile
 import threading
 import time
 import warnings
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 ARCH = {"x86_64": "amd64", "aarch64": "arm64"}[platform.machine()]
@@ -165,6 +166,36 @@ class Registry:
     def stop(self) -> None:
         self.process.send_signal(signal.SIGTERM)
         self.process.wait(timeout=10)
+
+
+class Refusing:
+    """What looks like a registry and answers every request with the status that the tag names."""
+
+    def __enter__(self) -> Refusing:
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                status = int(self.path.rsplit("/", 1)[-1])
+                text = json.dumps({"errors": [{"code": "TEST", "message": "so it was asked for"}]}).encode()
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(text)))
+                if status == 401:
+                    self.send_header("WWW-Authenticate", 'Basic realm="test"')
+                if status == 429:
+                    self.send_header("Retry-After", "3600")
+                self.end_headers()
+                self.wfile.write(text)
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.host = f"127.0.0.1:{self.server.server_address[1]}"
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.server.shutdown()
+        self.server.server_close()
 
 
 class SlowLine:

@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import sqlite3
+import subprocess
 import tempfile
 import threading
 import time
@@ -324,6 +325,88 @@ def test_stopping_does_not_wait_for_a_pull(make_server, public):
     server.start()
     assert listed(server, "stopped") == []
     line.close()
+
+
+def test_a_stored_layer_does_not_travel_again(make_server, public):
+    base, app = public.push("layers/base:1"), public.push("layers/app:1", ballast=100_000)
+    server = make_server("ready_slots = 4" + plain(public.host))
+    delete(server, created(server, body(base)))
+    assert len(public.blob_downloads("layers/base:1")) == 2, "configuration and layer"
+    sandbox = created(server, body(app))
+    assert run(server, sandbox, "wc -c </ballast; echo $FROM_IMAGE").split() == ["100000", "yes"]
+    assert len(public.blob_downloads("layers/app:1")) == 2, "its configuration, and the layer that is new"
+    delete(server, sandbox)
+    # Not when a registry is asked each time either.
+    server.config.write_text(server.config.read_text().replace("ready_slots", 'images = {pull_policy = "Always"}\nready_slots'))
+    server.restart(signal.SIGTERM)
+    delete(server, created(server, body(app)))
+    assert len(public.blob_downloads("layers/app:1")) == 3, "the configuration alone"
+
+
+def test_a_full_server_pulls_nothing(make_server, public):
+    reference = public.push("full:1")
+    server = make_server("ready_slots = 2\nmax_sandboxes = 1" + plain(public.host))
+    only = created(server, {**body("host"), "entrypoint": ["sleep", "1000"]})
+    asked = public.log_path.read_text().count("/v2/full/")
+    answer = create(server, body(reference, metadata={"tag": "full"}))
+    assert (answer.status_code, answer.json()["code"]) == (429, "SANDBOX::CAPACITY_EXHAUSTED"), answer.text
+    assert int(answer.headers["retry-after"]) >= 1
+    assert public.log_path.read_text().count("/v2/full/") == asked and listed(server, "full") == []
+    assert delete(server, only) == 204
+    assert delete(server, created(server, body(reference))) == 204
+
+
+def test_a_disk_that_fills_up_while_unpacking_is_told_and_cleaned(make_server, public):
+    reference = public.push("disk:1", ballast=30 << 20)
+    server = make_server('ready_slots = 2\ndisk_reserve = "1Mi"' + plain(public.host), start=False)
+    server.data_dir.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=48m", "tmpfs", server.data_dir], check=True)
+    try:
+        server.start()
+        answer = create(server, body(reference))
+        assert (answer.status_code, answer.json()["code"]) == (429, "SANDBOX::CAPACITY_EXHAUSTED"), answer.text
+        expected = f"image '{reference}' could not be pulled: the server's disk is full; free some space there"
+        assert answer.json()["message"] == expected and answer.headers["retry-after"]
+        for directory in ("tmp", "layers"):
+            assert list((server.data_dir / "images" / directory).iterdir()) == []
+        host = created(server, {**body("host"), "entrypoint": ["sleep", "1000"]})
+        assert delete(server, host) == 204
+    finally:
+        server.stop()
+        subprocess.run([server.binary, "server", "--config", str(server.config), "--purge"], check=False, capture_output=True)
+        subprocess.run(["umount", server.data_dir], check=True)
+        server.process = None
+
+
+def test_the_bound_of_all_images_is_told_without_names(make_server, public):
+    server = make_server('ready_slots = 2\nimages = {max_disk = "6Mi"}' + plain(public.host))
+    private = created(server, body(public.push("bound/private:1", ballast=2 << 20)))
+    other = public.push("bound/other:1", ballast=3 << 20)
+    answer = create(server, body(other))
+    assert (answer.status_code, answer.json()["code"]) == (429, "SANDBOX::CAPACITY_EXHAUSTED"), answer.text
+    assert "6.0 MiB" in answer.json()["message"] and "private" not in answer.text
+    assert delete(server, private) == 204
+    until("there is room again", lambda: create(server, body(other)).status_code == 202)
+    answer = create(server, body(public.push("bound/huge:1", ballast=8 << 20)))
+    assert (answer.status_code, answer.json()["code"]) == (500, PULL_FAILED), answer.text
+    assert f"more than {6 << 20} bytes" in answer.json()["message"]
+
+
+def test_answers_of_registries_become_ours(make_server):
+    with registries.Refusing() as registry:
+        server = make_server("ready_slots = 2" + plain(registry.host))
+        for asked, status, code, word in [
+            (401, 500, PULL_FAILED, "credentials"),
+            (403, 500, PULL_FAILED, "denies access"),
+            (404, 500, PULL_FAILED, "not found"),
+            (429, 429, PULL_FAILED, "limits the rate"),
+            (500, 500, PULL_FAILED, "not available"),
+        ]:
+            answer = create(server, body(f"{registry.host}/app:{asked}", metadata={"tag": "refused"}))
+            assert (answer.status_code, answer.json()["code"]) == (status, code), (asked, answer.text)
+            assert word in answer.json()["message"] and registry.host in answer.json()["message"], answer.text
+            assert answer.headers.get("retry-after") == ("3600" if asked == 429 else None)
+        assert listed(server, "refused") == []
 
 
 def test_failures_name_their_cause(puller, public):
