@@ -133,9 +133,9 @@ impl Applier<'_> {
             Kind::BlockDevice | Kind::CharDevice => self.device(&path, entry),
             Kind::Directory => self.make_directory(&path, &parent, name, entry),
             Kind::Fifo => {
-                let directory = self.clear(&path, &parent, name, entry)?;
-                rustix::fs::mknodat(&*directory, name, FileType::Fifo, Mode::RUSR, 0)
-                    .map_err(|errno| self.failed("create", &path, errno))?;
+                let (directory, ()) = self.place(&path, &parent, name, entry, |directory| {
+                    rustix::fs::mknodat(directory, name, FileType::Fifo, Mode::RUSR, 0)
+                })?;
                 self.set_attributes(&directory, name, &path, entry)
             }
             Kind::File => self.file(&path, &parent, name, entry, content),
@@ -144,9 +144,9 @@ impl Applier<'_> {
                 if entry.link.is_empty() || entry.link.contains(&0) || entry.link.len() > 4_095 {
                     return Err(self.refuse(&entry.path, "the target of the symbolic link is none"));
                 }
-                let directory = self.clear(&path, &parent, name, entry)?;
-                rustix::fs::symlinkat(entry.link.as_slice(), &*directory, name)
-                    .map_err(|errno| self.failed("create", &path, errno))?;
+                let (directory, ()) = self.place(&path, &parent, name, entry, |directory| {
+                    rustix::fs::symlinkat(entry.link.as_slice(), directory, name)
+                })?;
                 self.set_attributes(&directory, name, &path, entry)
             }
         }
@@ -262,6 +262,25 @@ impl Applier<'_> {
         Ok(directory)
     }
 
+    /// Makes something new at a name, which hardly ever holds anything. What does is removed. `make` must not take
+    /// what is there.
+    fn place<T>(
+        &mut self,
+        path: &EntryPath,
+        parent: &EntryPath,
+        name: &[u8],
+        entry: &Entry,
+        make: impl Fn(&OwnedFd) -> Result<T, Errno>,
+    ) -> Result<(Rc<OwnedFd>, T)> {
+        let mut directory = self.directory(parent, entry)?;
+        let mut made = make(&directory);
+        if matches!(made, Err(Errno::EXIST)) {
+            directory = self.clear(path, parent, name, entry)?;
+            made = make(&directory);
+        }
+        made.map(|made| (directory, made)).map_err(|errno| self.failed("create", path, errno))
+    }
+
     /// Forgets the remembered directory when something on its path may have changed.
     fn forget(&mut self) {
         self.parent = None;
@@ -275,20 +294,27 @@ impl Applier<'_> {
         entry: &Entry,
     ) -> Result<()> {
         let directory = self.directory(parent, entry)?;
-        let found = kind_at(&directory, name).map_err(|errno| self.failed("examine", path, errno))?;
-        if found.as_ref().is_none_or(|found| found.kind != FileType::Directory) {
-            if found.is_some() {
-                rustix::fs::unlinkat(&*directory, name, AtFlags::empty())
-                    .map_err(|errno| self.failed("remove", path, errno))?;
-                self.forget();
-            }
-            let fd = self.create_directory(&directory, name, path)?;
-            // It replaces something, so nothing of a lower directory may show through.
-            if found.is_some() {
-                self.make_opaque(&fd, path)?;
-            }
+        // Its mode comes with the other attributes, at the end.
+        match rustix::fs::mkdirat(&*directory, name, Mode::from_raw_mode(0o755)) {
+            Ok(()) => self.guard.spend(self.root.as_fd(), &self.root_path, 4_096)?,
+            Err(Errno::EXIST) => self.take_over(&directory, name, path)?,
+            Err(errno) => return Err(self.failed("create", path, errno)),
         }
         self.remember(path.clone(), entry)
+    }
+
+    /// Sees to it that a name which holds something holds a directory.
+    fn take_over(&mut self, directory: &OwnedFd, name: &[u8], path: &EntryPath) -> Result<()> {
+        let found = kind_at(directory, name).map_err(|errno| self.failed("examine", path, errno))?;
+        if found.is_some_and(|found| found.kind == FileType::Directory) {
+            return Ok(());
+        }
+        rustix::fs::unlinkat(directory, name, AtFlags::empty())
+            .map_err(|errno| self.failed("remove", path, errno))?;
+        self.forget();
+        let fd = self.create_directory(directory, name, path)?;
+        // It replaces something, so nothing of a lower directory may show through.
+        self.make_opaque(&fd, path)
     }
 
     fn remember(&mut self, path: EntryPath, entry: &Entry) -> Result<()> {
@@ -308,18 +334,11 @@ impl Applier<'_> {
         entry: &Entry,
         content: &mut dyn Read,
     ) -> Result<()> {
-        let directory = self.directory(parent, entry)?;
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let mode = Mode::from_raw_mode(self.maker.mode(entry.mode));
-        let create = |directory: &OwnedFd| rustix::fs::openat(directory, name, flags, mode);
-        let fd = match create(&directory) {
-            Err(Errno::EXIST) => {
-                let directory = self.clear(path, parent, name, entry)?;
-                create(&directory)
-            }
-            other => other,
-        };
-        let mut file = File::from(fd.map_err(|errno| self.failed("create", path, errno))?);
+        let (_, fd) = self
+            .place(path, parent, name, entry, |directory| rustix::fs::openat(directory, name, flags, mode))?;
+        let mut file = File::from(fd);
         let whole = [(0, entry.size)];
         for (offset, length) in entry.sparse.as_deref().unwrap_or(&whole) {
             if entry.sparse.is_some() {
@@ -436,12 +455,8 @@ impl Applier<'_> {
 
     fn finish(&mut self) -> Result<()> {
         for (path, attributes) in std::mem::take(&mut self.directories) {
-            let opened = match path.split() {
-                // The last name is the entry's own: a link that took its place is not meant.
-                Some((parent, name)) => self.resolve(&parent).and_then(|parent| tree::open_dir(parent, name)),
-                None => self.resolve(&path),
-            };
-            let fd = match opened {
+            // The last name is the entry's own: a link that took its place is not meant.
+            let fd = match tree::open_own(&*self.root, path.relative()) {
                 Ok(fd) => fd,
                 // Replaced by a later entry of the layer.
                 Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => continue,

@@ -24,7 +24,16 @@ pub(super) fn open_dir(directory: impl AsFd, name: &[u8]) -> Result<OwnedFd> {
 
 /// Opens a directory below `root`, following symbolic links inside it and none that leads out.
 pub(super) fn open_below(root: impl AsFd, path: impl rustix::path::Arg + Copy) -> Result<OwnedFd> {
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    resolve(root, path, OFlags::empty())
+}
+
+/// As [`open_below`], but the last name is not followed.
+pub(super) fn open_own(root: impl AsFd, path: impl rustix::path::Arg + Copy) -> Result<OwnedFd> {
+    resolve(root, path, OFlags::NOFOLLOW)
+}
+
+fn resolve(root: impl AsFd, path: impl rustix::path::Arg + Copy, more: OFlags) -> Result<OwnedFd> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC | more;
     let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS | ResolveFlags::NO_XDEV;
     loop {
         match rustix::fs::openat2(&root, path, flags, Mode::empty(), resolve) {
