@@ -207,6 +207,13 @@ def test_image_config_counts_for_entrypoint_and_commands(puller, public):
     delete(puller, sandbox)
 
 
+def test_an_image_with_nothing_but_sh_and_a_user_without_a_name(puller, public):
+    config = {"User": "65534", "WorkingDir": "/not/there/yet"}
+    sandbox = created(puller, body(public.push("bare:1", config=config)))
+    assert run(puller, sandbox, "[ 1 = 1 ] && id -u; pwd").split() == ["65534", "/not/there/yet"]
+    assert delete(puller, sandbox) == 204
+
+
 def test_pending_sandbox_shows_progress_and_then_runs(puller, public, line):
     reference = line.reference(public.push("slow/progress:1", ballast=2 << 20))
     line.allow(1_500_000)
