@@ -66,9 +66,21 @@ impl Naming {
             }),
             (None, PullPolicy::Never) => Err(CreateError::ImageNotFound {
                 reference: source.name.clone(),
-                hint: format!(", and images are not pulled here (embedded.images.pull_policy): {LOAD_IT}"),
+                hint: format!(
+                    "{}, and images are not pulled here (embedded.images.pull_policy): {LOAD_IT}",
+                    self.aliased(store, &source.name)
+                ),
             }),
             (_, PullPolicy::IfNotPresent) => Ok(None),
+        }
+    }
+
+    /// What an alias that leads to nothing stands for, to be said behind its name.
+    fn aliased(&self, store: &ImageStore, name: &str) -> String {
+        let own = Reference::parse(name).ok();
+        match self.target(store, name) {
+            Ok(target) if own.as_ref() != Some(&target) => format!(" (it stands for {target})"),
+            _ => String::new(),
         }
     }
 
@@ -246,6 +258,12 @@ mod tests {
         assert!(find(PullPolicy::Always, short, None).unwrap(), "no registry knows an id");
         assert!(find(PullPolicy::Never, "stored", None).unwrap());
         assert!(matches!(find(PullPolicy::Never, "absent", None), Err(CreateError::ImageNotFound { .. })));
+        store.set_alias("nick", "r.example/away:1").unwrap();
+        let dangling = find(PullPolicy::Never, "nick", None).unwrap_err().to_string();
+        assert!(
+            dangling.contains("'nick' is not stored here (it stands for r.example/away:1)"),
+            "{dangling}"
+        );
         let other = find(PullPolicy::Never, "stored", Some("riscv64")).unwrap_err();
         assert!(matches!(other, CreateError::Fetch { error: FetchError::Platform(_), .. }));
     }
