@@ -98,7 +98,7 @@ impl Inner {
         }
         let net = self.maker.network(|network| network.adopt(record.slot, net))?;
         let cgroups = self.cgroups.make(record.slot)?;
-        let slot = Slot { index: record.slot, net, user_namespace, cgroups, reusable: false };
+        let slot = Slot { index: record.slot, net, user_namespace, cgroups, reusable: false, kept: None };
         let (socket, dir) = (self.maker.socket(record.slot), self.maker.dir(id));
         Ok(Arc::new(Sandbox::new(id, pidfd, slot, socket, dir)))
     }

@@ -17,8 +17,13 @@ use crate::sandbox::Sandbox;
 impl Engine {
     /// Connects to the daemon. It need not be ready: the connection waits in its queue.
     pub async fn connect_execd(&self, id: SandboxId) -> Result<UnixStream, ConnectError> {
-        let socket = self.sandbox(id)?.socket.clone();
-        Ok(UnixStream::connect(socket).await?)
+        let sandbox = self.sandbox(id)?;
+        let stream = UnixStream::connect(&sandbox.socket).await?;
+        // The socket's name is the slot's. While the sandbox still had that, it was this sandbox's.
+        if sandbox.slot().is_none() {
+            return Err(ConnectError::NotRunning);
+        }
+        Ok(stream)
     }
 
     /// Connects to a TCP port on the sandbox's loopback, 127.0.0.1 first, then ::1.

@@ -170,6 +170,7 @@ impl Engine {
             id_base: config.id_base,
             recipe,
             hello,
+            keeps: config.ready_slots > 0 && crate::kept::change_times_are_exact(&probe_dir),
             preparer,
         }));
         let booter = Arc::new(Booter {

@@ -25,6 +25,7 @@ mod engine;
 mod error;
 mod helper;
 mod identity;
+mod kept;
 pub mod image;
 pub mod net;
 mod pool;

@@ -153,7 +153,14 @@ impl Pool {
 
     /// Gives up what was prepared of an image. Its layers are free when this returns.
     pub(crate) fn forget(&self, image_id: &str) {
-        let stock = self.lock().images.remove(image_id);
+        let (stock, bare) = {
+            let mut state = self.lock();
+            (state.images.remove(image_id), std::mem::take(&mut state.bare))
+        };
+        for mut slot in bare {
+            self.maker.forget(&mut slot, image_id);
+            self.give(slot);
+        }
         for ready in stock.into_iter().flat_map(|stock| stock.ready) {
             let slot = self.maker.unready(ready);
             self.give(slot);
@@ -161,8 +168,19 @@ impl Pool {
     }
 
     /// Takes back a slot.
-    pub(crate) fn give(&self, slot: Slot) {
-        self.lock().bare.push_back(slot);
+    pub(crate) fn give(&self, mut slot: Slot) {
+        let mut state = self.lock();
+        if let Some(kept) = &slot.kept
+            && !state.images.contains_key(&kept.image.id)
+        {
+            // Forgotten meanwhile.
+            let image_id = kept.image.id.clone();
+            drop(state);
+            self.maker.forget(&mut slot, &image_id);
+            state = self.lock();
+        }
+        state.bare.push_back(slot);
+        drop(state);
         self.wake.notify_all();
     }
 
@@ -180,11 +198,11 @@ impl Pool {
         self.wake.notify_all();
     }
 
-    /// Ids of the images that there are ready slots of.
-    pub(crate) fn prepared_images(&self) -> Vec<String> {
+    /// Ids of the images that there are ready slots of, or files in bare ones.
+    pub(crate) fn prepared_images(&self) -> BTreeSet<String> {
         let state = self.lock();
-        let ready = state.images.iter().filter(|(_, stock)| !stock.ready.is_empty());
-        ready.map(|(id, _)| id.clone()).collect()
+        let ready = state.images.iter().filter(|(_, stock)| !stock.ready.is_empty()).map(|(id, _)| id);
+        ready.chain(state.bare.iter().filter_map(Slot::image_id)).cloned().collect()
     }
 
     /// Ready slots of an image.
@@ -412,7 +430,7 @@ impl State {
         }
         if let Some(wanted) = self.urgent.pop_front() {
             // Somebody else's preparation may have come back in the meantime.
-            let slot = self.bare.pop_front();
+            let slot = self.bare_for(&wanted.image.id);
             if slot.is_none()
                 && self.taken.len() >= slots as usize
                 && let Some(ready) = self.spare()
@@ -436,7 +454,7 @@ impl State {
         match action {
             plan::Action::Prepare(id) => {
                 let image = Arc::clone(&self.images.get(&id)?.image);
-                Some(Job::Ahead(image, self.bare.pop_front()))
+                Some(Job::Ahead(image, self.bare_for(&id)))
             }
             plan::Action::Dismantle(id) => self.images.get_mut(&id)?.ready.pop_back().map(Job::Dismantle),
             plan::Action::Forget(id) => {
@@ -445,6 +463,13 @@ impl State {
             }
             plan::Action::Shrink => self.bare.pop_front().map(Job::Shrink),
         }
+    }
+
+    /// A bare slot, one that has files of this image if there is one.
+    fn bare_for(&mut self, image_id: &str) -> Option<Slot> {
+        let fits = |slot: &Slot| slot.image_id().is_some_and(|id| id == image_id);
+        let at = self.bare.iter().position(fits).unwrap_or(0);
+        self.bare.remove(at)
     }
 
     /// A ready slot of the image that has most of them.

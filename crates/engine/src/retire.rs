@@ -35,7 +35,7 @@ pub(crate) struct Retire {
 #[derive(Debug, Default)]
 struct Queue {
     /// Slots first: somebody may be waiting for one.
-    slots: VecDeque<(Slot, Announced)>,
+    slots: VecDeque<(Slot, Option<PathBuf>, Announced)>,
     dirs: VecDeque<(PathBuf, Announced)>,
     closed: bool,
 }
@@ -80,11 +80,10 @@ impl Retire {
     /// Hands in remains.
     pub(crate) fn hand_in(&self, remains: Remains, announced: Announced) {
         let mut queue = self.lock();
-        if let Some(dir) = remains.dir {
-            queue.dirs.push_back((dir, self.announce()));
-        }
-        if let Some(slot) = remains.slot {
-            queue.slots.push_back((slot, self.announce()));
+        match (remains.slot, remains.dir) {
+            (Some(slot), dir) => queue.slots.push_back((slot, dir, self.announce())),
+            (None, Some(dir)) => queue.dirs.push_back((dir, self.announce())),
+            (None, None) => {}
         }
         drop(queue);
         drop(announced);
@@ -125,8 +124,11 @@ impl Retire {
                 queue = self.wake.wait(queue).unwrap_or_else(PoisonError::into_inner);
             };
             drop(queue);
-            if let Some((slot, _announced)) = slot {
-                self.slot(slot);
+            if let Some((slot, dir, announced)) = slot {
+                // The slot first: somebody may be waiting for it.
+                if let Some(dir) = self.slot(slot, dir) {
+                    self.lock().dirs.push_back((dir, announced));
+                }
             }
             if let Some((dir, _announced)) = dir
                 && let Err(error) = crate::tree::remove(&dir)
@@ -136,12 +138,21 @@ impl Retire {
         }
     }
 
-    fn slot(&self, slot: Slot) {
+    /// Hands a slot on. The answer is a directory that is still to be removed.
+    fn slot(&self, mut slot: Slot, dir: Option<PathBuf>) -> Option<PathBuf> {
         let index = slot.index;
         let _ = std::fs::remove_file(self.maker.socket(index));
+        let dir = match dir {
+            Some(dir) if self.maker.keep(&mut slot, &dir) => None,
+            other => {
+                slot.kept = None;
+                other
+            }
+        };
         match self.maker.recycle(slot) {
             Some(slot) => self.pool.give(slot),
             None => self.pool.release(index),
         }
+        dir
     }
 }

@@ -1,9 +1,8 @@
 //! Slots: what a sandbox needs beside its files, kept from one sandbox to the next, and a slot made ready for one.
 
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
@@ -14,9 +13,10 @@ use crate::base::Base;
 use crate::cgroup::{CgroupSet, Cgroups};
 use crate::config::Limits;
 use crate::helper::handle::{Helper, Recipe};
-use crate::helper::message::{Hello, Prepare, Prepared, RootSpec};
+use crate::helper::message::{Hello, Prepare, Prepared, Request, RootSpec};
 use crate::helper::preparer::IDS;
 use crate::image::Image;
+use crate::kept::{self, Kept};
 use crate::net::{NetError, NetSlot, Network};
 use crate::standby::Standby;
 
@@ -35,6 +35,15 @@ pub(crate) struct Slot {
     pub(crate) cgroups: CgroupSet,
     /// False for slots of an earlier life of the engine, which may have been made with other settings.
     pub(crate) reusable: bool,
+    /// Files for the next sandbox, if the one that has them now leaves them as they are.
+    pub(crate) kept: Option<Kept>,
+}
+
+impl Slot {
+    /// Id of the image that it has files of.
+    pub(crate) fn image_id(&self) -> Option<&String> {
+        self.kept.as_ref().map(|kept| &kept.image.id)
+    }
 }
 
 /// A slot with everything but the request.
@@ -65,6 +74,8 @@ pub(crate) struct Maker {
     pub(crate) id_base: u32,
     pub(crate) recipe: Recipe,
     pub(crate) hello: Hello,
+    /// Whether files that a sandbox has left as they were are used again.
+    keeps: bool,
     preparer: Mutex<Option<Helper>>,
 }
 
@@ -79,6 +90,7 @@ pub(crate) struct MakerParts {
     pub(crate) id_base: u32,
     pub(crate) recipe: Recipe,
     pub(crate) hello: Hello,
+    pub(crate) keeps: bool,
     pub(crate) preparer: Helper,
 }
 
@@ -94,10 +106,23 @@ impl Maker {
             id_base,
             recipe,
             hello,
+            keeps,
             preparer,
         } = parts;
         let (network, preparer) = (RwLock::new(Some(network)), Mutex::new(Some(preparer)));
-        Self { network, cgroups, base, data_dir, run_dir, default_limits, id_base, recipe, hello, preparer }
+        Self {
+            network,
+            cgroups,
+            base,
+            data_dir,
+            run_dir,
+            default_limits,
+            id_base,
+            recipe,
+            hello,
+            keeps,
+            preparer,
+        }
     }
 
     /// Does something with the network.
@@ -119,7 +144,7 @@ impl Maker {
     pub(crate) fn make(&self, index: u32) -> io::Result<Slot> {
         let net = self.network(|network| network.make(index))?;
         match self.cgroups.make(index) {
-            Ok(cgroups) => Ok(Slot { index, net, user_namespace: None, cgroups, reusable: true }),
+            Ok(cgroups) => Ok(Slot { index, net, user_namespace: None, cgroups, reusable: true, kept: None }),
             Err(error) => {
                 self.remove_cgroups(index);
                 self.remove_net(net);
@@ -130,7 +155,8 @@ impl Maker {
 
     /// Removes a slot whose processes are gone, or kills what is left of them.
     pub(crate) fn destroy(&self, slot: Slot) {
-        let Slot { index, net, cgroups, .. } = slot;
+        let Slot { index, net, cgroups, kept, .. } = slot;
+        self.discard(kept);
         drop(cgroups);
         self.remove_cgroups(index);
         self.remove_net(net);
@@ -139,7 +165,8 @@ impl Maker {
     /// Removes many slots in hardly more time than one.
     pub(crate) fn destroy_all(&self, slots: Vec<Slot>) {
         let mut nets = Vec::with_capacity(slots.len());
-        for Slot { index, net, cgroups, .. } in slots {
+        for Slot { index, net, cgroups, kept, .. } in slots {
+            self.discard(kept);
             drop(cgroups);
             self.remove_cgroups(index);
             nets.push(net);
@@ -202,6 +229,7 @@ impl Maker {
                 standby: None,
             }),
             Err(error) => {
+                slot.kept = None;
                 let _ = crate::tree::remove(&self.dir(id));
                 let _ = std::fs::remove_file(self.socket(slot.index));
                 Err(Box::new((slot, error)))
@@ -213,19 +241,85 @@ impl Maker {
         &self,
         slot: &mut Slot,
         id: SandboxId,
-        image: &Image,
+        image: &Arc<Image>,
     ) -> io::Result<(Vec<OwnedFd>, UnixListener, File, File)> {
         self.cgroups.limit(slot.index, &mut slot.cgroups, self.default_limits)?;
-        let overlays =
-            crate::image::stand(&self.data_dir, image, &self.dir(id), || self.overlays(slot, id, image))?;
+        let overlays = match self.again(slot, id, image) {
+            Some(overlays) => overlays,
+            None => {
+                crate::image::stand(&self.data_dir, image, &self.dir(id), || self.overlays(slot, id, image))?
+            }
+        };
         let listener = self.listen(slot.index)?;
-        let dir = self.dir(id);
-        let ended = private(&dir.join(ENDED_FILE))?;
-        let log = private(&dir.join(LOG_FILE))?;
+        let (ended, log) = kept::log_and_end(&self.dir(id))?;
         Ok((overlays, listener, ended, log))
     }
 
-    fn overlays(&self, slot: &mut Slot, id: SandboxId, image: &Image) -> io::Result<Vec<OwnedFd>> {
+    /// The files that the slot's last sandbox has left as they were, for a new one.
+    fn again(&self, slot: &mut Slot, id: SandboxId, image: &Image) -> Option<Vec<OwnedFd>> {
+        let mut kept = slot.kept.take()?;
+        let renewed = if kept.image.id == image.id {
+            self.renew(&mut kept, id)
+        } else {
+            Err(io::ErrorKind::NotFound.into())
+        };
+        match renewed {
+            Ok(overlays) => {
+                slot.kept = Some(kept);
+                Some(overlays)
+            }
+            Err(error) => {
+                tracing::debug!(slot = slot.index, %error, "files are not used again");
+                self.discard(Some(kept));
+                None
+            }
+        }
+    }
+
+    fn renew(&self, kept: &mut Kept, id: SandboxId) -> io::Result<Vec<OwnedFd>> {
+        self.rename_dir(kept.id, id)?;
+        kept.rename(&self.dir(id), id, self.host_files(id)?)?;
+        let templates: Vec<_> = kept.templates.iter().map(AsFd::as_fd).collect();
+        let (answer, overlays) = self.ask(&Request::Clone, &templates)?;
+        match answer.error {
+            Some(error) => Err(io::Error::other(error)),
+            None => Ok(overlays),
+        }
+    }
+
+    /// Removes files that were kept.
+    fn discard(&self, kept: Option<Kept>) {
+        if let Some(Kept { id, .. }) = kept {
+            // The overlays in it are released by now: they know their files, not their names.
+            self.remove_dir(id);
+        }
+    }
+
+    /// Gives up the files of an image that no sandbox uses.
+    pub(crate) fn forget(&self, slot: &mut Slot, image_id: &str) {
+        if slot.kept.as_ref().is_some_and(|kept| kept.image.id == image_id) {
+            self.discard(slot.kept.take());
+        }
+    }
+
+    /// Whether the files in `dir`, of a sandbox that is dead, stay with its slot. If not they are the caller's.
+    pub(crate) fn keep(&self, slot: &mut Slot, dir: &Path) -> bool {
+        let kept = slot.kept.as_ref().is_some_and(|kept| self.dir(kept.id) == dir && kept.is_untouched(dir));
+        if !kept {
+            slot.kept = None;
+        }
+        kept
+    }
+
+    fn host_files(&self, id: SandboxId) -> io::Result<Vec<(String, String)>> {
+        Ok(vec![
+            ("etc/hostname".to_owned(), format!("{}\n", id.short())),
+            ("etc/hosts".to_owned(), hosts_file(id)),
+            ("etc/resolv.conf".to_owned(), self.network(|network| Ok(network.resolv_conf()))?),
+        ])
+    }
+
+    fn overlays(&self, slot: &mut Slot, id: SandboxId, image: &Arc<Image>) -> io::Result<Vec<OwnedFd>> {
         let roots = image
             .roots
             .iter()
@@ -237,13 +331,12 @@ impl Maker {
                 }
             })
             .collect();
-        let files = vec![
-            ("etc/hostname".to_owned(), hostname_file(id)),
-            ("etc/hosts".to_owned(), hosts_file(id)),
-            ("etc/resolv.conf".to_owned(), self.network(|network| Ok(network.resolv_conf()))?),
-        ];
-        let request = Prepare { slot: slot.index, dir: text(&self.dir(id)), roots, files };
-        let (answer, mut fds) = self.ask(&request, slot)?;
+        let dir = self.dir(id);
+        let files = self.host_files(id)?;
+        let request =
+            Request::Prepare(Prepare { slot: slot.index, dir: text(&dir), roots, files: files.clone() });
+        let namespace: Vec<_> = slot.user_namespace.iter().map(AsFd::as_fd).collect();
+        let (answer, mut fds) = self.ask(&request, &namespace)?;
         if let Some(error) = answer.error {
             let kind = if answer.full { io::ErrorKind::StorageFull } else { io::ErrorKind::Other };
             return Err(io::Error::new(kind, error));
@@ -251,16 +344,23 @@ impl Maker {
         if answer.new_namespace && !fds.is_empty() {
             slot.user_namespace = Some(fds.remove(0));
         }
-        if fds.len() == image.roots.len() {
-            Ok(fds)
-        } else {
-            Err(io::Error::other("the preparer sent another number of overlays than the image has"))
+        let roots = image.roots.len();
+        if fds.len() != roots && fds.len() != 2 * roots {
+            return Err(io::Error::other("the preparer sent another number of overlays than the image has"));
         }
+        let templates = fds.split_off(roots);
+        if self.keeps && !templates.is_empty() {
+            // An overlay notes on directories of the upper layer where they come from, when it first meets them.
+            for (path, _) in &files {
+                let _ = rustix::fs::statat(&fds[0], path.as_str(), rustix::fs::AtFlags::SYMLINK_NOFOLLOW);
+            }
+            slot.kept = Kept::new(&dir, id, Arc::clone(image), templates, files).ok();
+        }
+        Ok(fds)
     }
 
     /// Asks the preparer; starts a new one when it is gone, and asks that one once.
-    fn ask(&self, request: &Prepare, slot: &Slot) -> io::Result<(Prepared, Vec<OwnedFd>)> {
-        let namespace: Vec<_> = slot.user_namespace.iter().map(AsFd::as_fd).collect();
+    fn ask(&self, request: &Request, fds: &[BorrowedFd<'_>]) -> io::Result<(Prepared, Vec<OwnedFd>)> {
         let mut preparer = self.preparer.lock().unwrap_or_else(PoisonError::into_inner);
         let mut attempts = 0;
         loop {
@@ -269,7 +369,7 @@ impl Maker {
                 Some(helper) => helper,
                 None => preparer.insert(self.recipe.start(&self.hello, None)?.0),
             };
-            let answer = helper.send(request, &namespace).and_then(|()| helper.receive());
+            let answer = helper.send(request, fds).and_then(|()| helper.receive());
             match answer {
                 Ok(answer) => return Ok(answer),
                 Err(error) => {
@@ -278,7 +378,9 @@ impl Maker {
                         return Err(error);
                     }
                     tracing::warn!(%error, "the preparer is gone and is replaced");
-                    crate::tree::remove(Path::new(&request.dir))?;
+                    if let Request::Prepare(Prepare { dir, .. }) = request {
+                        crate::tree::remove(Path::new(dir))?;
+                    }
                 }
             }
         }
@@ -306,6 +408,7 @@ impl Maker {
     /// Undoes [`Maker::ready`] for a sandbox that had no order, keeping the slot.
     pub(crate) fn unready(&self, ready: Ready) -> Slot {
         let Ready { mut slot, id, standby, .. } = ready;
+        slot.kept = None;
         if standby.as_ref().is_some_and(|standby| !standby.end()) {
             tracing::error!(%id, "a prepared sandbox does not die; killing its group");
             self.cgroups.kill(slot.index, &mut slot.cgroups);
@@ -316,7 +419,8 @@ impl Maker {
 
     /// Destroys a slot in which processes may be that we know nothing of. Gives its number.
     pub(crate) fn destroy_ready(&self, ready: Ready) -> u32 {
-        let Ready { slot, id, .. } = ready;
+        let Ready { mut slot, id, .. } = ready;
+        slot.kept = None;
         let index = slot.index;
         // Groups first: their removal kills.
         self.destroy(slot);
@@ -326,9 +430,21 @@ impl Maker {
 
     fn remove_files(&self, index: u32, id: SandboxId) {
         let _ = std::fs::remove_file(self.socket(index));
+        self.remove_dir(id);
+    }
+
+    fn remove_dir(&self, id: SandboxId) {
         if let Err(error) = crate::tree::remove(&self.dir(id)) {
             tracing::warn!(%id, %error, "a sandbox's directory cannot be removed");
         }
+    }
+
+    fn rename_dir(&self, from: SandboxId, to: SandboxId) -> io::Result<()> {
+        let dir = self.dir(to);
+        if dir.exists() {
+            return Err(io::ErrorKind::AlreadyExists.into());
+        }
+        std::fs::rename(self.dir(from), dir)
     }
 
     /// Gives a prepared sandbox another id than the one it was prepared with.
@@ -336,20 +452,14 @@ impl Maker {
         if ready.id == id {
             return Ok(());
         }
-        let dir = self.dir(id);
-        if dir.exists() {
-            return Err(io::ErrorKind::AlreadyExists.into());
-        }
-        std::fs::rename(self.dir(ready.id), &dir)?;
+        self.rename_dir(ready.id, id)?;
         ready.id = id;
         // Nobody has looked at the overlay yet, so what is changed below it is what it will show.
-        for (name, text) in [("hostname", hostname_file(id)), ("hosts", hosts_file(id))] {
-            let path = dir.join("u0/etc").join(name);
-            if path.exists() {
-                std::fs::write(path, text)?;
-            }
+        let files = self.host_files(id)?;
+        match &mut ready.slot.kept {
+            Some(kept) => kept.rename(&self.dir(id), id, files),
+            None => kept::write_over(&self.dir(id), &files),
         }
-        Ok(())
     }
 
     /// Directory of a sandbox.
@@ -368,16 +478,8 @@ impl Maker {
     }
 }
 
-fn hostname_file(id: SandboxId) -> String {
-    format!("{}\n", id.short())
-}
-
 fn hosts_file(id: SandboxId) -> String {
     format!("127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n127.0.1.1\t{}\n", id.short())
-}
-
-fn private(path: &Path) -> io::Result<File> {
-    OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(path)
 }
 
 fn text(path: &Path) -> String {

@@ -51,9 +51,13 @@ impl Standby {
         let _ = scm::send(self.orders.as_fd(), &[0], &[], false);
     }
 
-    /// Sends the order. An error means that init is dead.
+    /// Sends the order. `BrokenPipe` means that init is dead.
     pub(crate) fn order(&self, document: &OwnedFd) -> io::Result<()> {
-        scm::send(self.orders.as_fd(), &[0], &[document.as_fd()], false)
+        scm::send(self.orders.as_fd(), &[0], &[document.as_fd()], false).map_err(|error| match error.kind() {
+            // It died with a word to rehearse unread.
+            io::ErrorKind::ConnectionReset => io::ErrorKind::BrokenPipe.into(),
+            _ => error,
+        })
     }
 
     /// Asks it to die at once.

@@ -61,6 +61,15 @@ pub(crate) enum Outcome {
     Failed { step: String, errno: i32 },
 }
 
+/// What the preparer is asked.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) enum Request {
+    /// A new file system.
+    Prepare(Prepare),
+    /// Clones of the detached overlays that come beside it.
+    Clone,
+}
+
 /// Makes ready the file system of one sandbox. The slot's user namespace comes beside it unless it has none yet.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Prepare {
@@ -82,9 +91,9 @@ pub(crate) struct RootSpec {
     pub(crate) lowers: Vec<String>,
 }
 
-/// Answer to [`Prepare`]. Beside it, when it went well: the user namespace (only if it was made now) and one
-/// detached overlay per root.
-#[derive(Debug, Serialize, Deserialize)]
+/// Answer to [`Request`]. Beside it, when it went well: the user namespace (only if it was made now), one detached
+/// overlay per root and, where the kernel clones those and it was not asked for clones already, a clone of each.
+#[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Prepared {
     pub(crate) error: Option<String>,
     /// The error is that the disk is full.

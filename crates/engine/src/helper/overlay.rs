@@ -131,6 +131,16 @@ impl Drop for Attached {
     }
 }
 
+/// Clones of detached overlays of this process's mount namespace. Before Linux 6.15 there are none.
+pub(super) fn clones(overlays: &[OwnedFd]) -> io::Result<Vec<OwnedFd>> {
+    let flags =
+        OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC | OpenTreeFlags::AT_EMPTY_PATH;
+    overlays
+        .iter()
+        .map(|overlay| open_tree(overlay, "", flags).map_err(doing("clone the overlay")))
+        .collect()
+}
+
 /// A detached clone of the mount at `path`, with ids mapped by `namespace`.
 fn tree(path: &Path, namespace: Option<BorrowedFd<'_>>) -> io::Result<OwnedFd> {
     let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;

@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 
 use rustix::net::RecvFlags;
 
-use super::message::{Hello, Prepare, Prepared, RootSpec};
-use super::overlay::{Layers, Overlays};
+use super::message::{Hello, Prepare, Prepared, Request, RootSpec};
+use super::overlay::{self, Layers, Overlays};
 use super::startup::{self, while_doing};
 use super::userns;
 
@@ -27,9 +27,16 @@ pub(super) fn run() -> io::Result<()> {
         Err(error) => return startup::answer(&mut link, &Err(error)),
     };
     let mut fds = Vec::new();
-    while let Some(request) = link.receive::<Prepare>(&mut fds, RecvFlags::CMSG_CLOEXEC)? {
-        let given = fds.drain(..).next();
-        let (error, made) = match preparer.prepare(&request, given) {
+    while let Some(request) = link.receive::<Request>(&mut fds, RecvFlags::CMSG_CLOEXEC)? {
+        let given = fds.drain(..);
+        let done = match request {
+            Request::Prepare(request) => preparer.prepare(&request, given.into_iter().next()),
+            Request::Clone => {
+                let given: Vec<OwnedFd> = given.collect();
+                overlay::clones(&given).map(|overlays| Made { overlays, ..Made::default() })
+            }
+        };
+        let (error, made) = match done {
             Ok(made) => (None, made),
             Err(error) => (Some(error), Made::default()),
         };
@@ -38,7 +45,7 @@ pub(super) fn run() -> io::Result<()> {
         });
         let error = error.map(|error| error.to_string());
         let sent: Vec<BorrowedFd<'_>> =
-            made.namespace.iter().chain(&made.overlays).map(AsFd::as_fd).collect();
+            made.namespace.iter().chain(&made.overlays).chain(&made.templates).map(AsFd::as_fd).collect();
         let new_namespace = made.namespace.is_some();
         link.send(&Prepared { error, full, new_namespace }, &sent)?;
     }
@@ -56,6 +63,8 @@ struct Made {
     /// Set when it was made now.
     namespace: Option<OwnedFd>,
     overlays: Vec<OwnedFd>,
+    /// Clones of them, or nothing where there can be none.
+    templates: Vec<OwnedFd>,
 }
 
 impl Preparer {
@@ -133,7 +142,10 @@ impl Preparer {
         let dir = PathBuf::from(&request.dir);
         private_dir(&dir)?;
         match self.fill(&dir, request, root_id, used) {
-            Ok(overlays) => Ok(Made { namespace, overlays }),
+            Ok(overlays) => {
+                let templates = overlay::clones(&overlays).unwrap_or_default();
+                Ok(Made { namespace, overlays, templates })
+            }
             Err(error) => {
                 // The server looks for leftovers too; a failure here must not hide the reason.
                 let _ = std::fs::remove_dir_all(&dir);

@@ -10,6 +10,7 @@ mod escape;
 mod images;
 mod init;
 mod inside;
+mod kept;
 mod life;
 mod limits;
 mod restart;
@@ -33,8 +34,16 @@ fn main() -> ExitCode {
 type Test = (&'static str, fn());
 
 fn run(args: &[String]) -> ExitCode {
-    let tests: Vec<Test> =
-        [life::TESTS, escape::TESTS, limits::TESTS, restart::TESTS, images::TESTS, standby::TESTS].concat();
+    let tests: Vec<Test> = [
+        life::TESTS,
+        escape::TESTS,
+        limits::TESTS,
+        restart::TESTS,
+        images::TESTS,
+        standby::TESTS,
+        kept::TESTS,
+    ]
+    .concat();
     if args.iter().any(|arg| arg == "--list") {
         for (name, _) in &tests {
             println!("{name}: test");

@@ -1,0 +1,171 @@
+//! Files of a sandbox that has changed none, kept for the next one of the same image in the same slot.
+//!
+//! To make and to delete a dozen files and to mount an overlay costs more than all the rest of a sandbox that only ran
+//! something. Whether nothing was changed is not a matter of trust: the kernel sets the change time of an inode with
+//! every change to it, and from Linux 6.13 on two changes never get the same time once somebody has looked at the
+//! first; [`change_times_are_exact`] asks the file system whether that holds. Everything in the upper and work layers
+//! is compared with how it was when the sandbox was handed out. The overlay may then be used again, too: it has seen
+//! no change but through itself, and what it remembers are entries of the image.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use osb_protocol::ids::SandboxId;
+
+use crate::image::Image;
+use crate::slot::{ENDED_FILE, LOG_FILE};
+
+/// More entries than this are not the few that the engine itself puts there.
+const ENTRIES: usize = 64;
+
+/// Files in a sandbox's directory that belong to its slot.
+#[derive(Debug)]
+pub(crate) struct Kept {
+    /// Names the directory.
+    pub(crate) id: SandboxId,
+    pub(crate) image: Arc<Image>,
+    /// Clones of the overlays, attached nowhere.
+    pub(crate) templates: Vec<OwnedFd>,
+    /// The host files in the first upper layer: path and text.
+    files: Vec<(String, String)>,
+    marks: Vec<(PathBuf, Mark)>,
+}
+
+/// State of an inode.
+#[derive(Debug, PartialEq, Eq)]
+struct Mark {
+    device: u64,
+    inode: u64,
+    changed: (i64, i64),
+}
+
+impl Mark {
+    fn of(path: &Path) -> io::Result<Self> {
+        let meta = path.symlink_metadata()?;
+        Ok(Self { device: meta.dev(), inode: meta.ino(), changed: (meta.ctime(), meta.ctime_nsec()) })
+    }
+}
+
+impl Kept {
+    /// Remembers the state of the files in `dir` before anybody has had them.
+    pub(crate) fn new(
+        dir: &Path,
+        id: SandboxId,
+        image: Arc<Image>,
+        templates: Vec<OwnedFd>,
+        files: Vec<(String, String)>,
+    ) -> io::Result<Self> {
+        let mut kept = Self { id, image, templates, files, marks: Vec::new() };
+        kept.mark(dir)?;
+        Ok(kept)
+    }
+
+    /// Whether everything is as it was. The directory has passed through a sandbox, so only what is certain counts.
+    pub(crate) fn is_untouched(&self, dir: &Path) -> bool {
+        // Parents come first, and one that is unchanged has the same entries.
+        self.marks.iter().all(|(path, mark)| Mark::of(&dir.join(path)).is_ok_and(|now| now == *mark))
+    }
+
+    /// Gives the host files other texts, after the directory has got another name. Nobody may be using the sandbox.
+    pub(crate) fn rename(
+        &mut self,
+        dir: &Path,
+        id: SandboxId,
+        files: Vec<(String, String)>,
+    ) -> io::Result<()> {
+        self.id = id;
+        let changed: Vec<_> = files.iter().filter(|file| !self.files.contains(file)).cloned().collect();
+        write_over(dir, &changed)?;
+        self.files = files;
+        self.mark(dir)
+    }
+
+    fn mark(&mut self, dir: &Path) -> io::Result<()> {
+        self.marks.clear();
+        for number in 0..self.image.roots.len() {
+            for layer in ["u", "w"] {
+                mark_tree(dir, &PathBuf::from(format!("{layer}{number}")), &mut self.marks)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn mark_tree(dir: &Path, path: &Path, marks: &mut Vec<(PathBuf, Mark)>) -> io::Result<()> {
+    if marks.len() >= ENTRIES {
+        return Err(io::Error::other("more files than were put there"));
+    }
+    let mark = Mark::of(&dir.join(path))?;
+    marks.push((path.to_owned(), mark));
+    let whole = dir.join(path);
+    // The overlay's own, which no entry can be made in.
+    let closed = whole.symlink_metadata()?.permissions().mode() & 0o7777 == 0;
+    if whole.is_dir() && !closed {
+        for entry in std::fs::read_dir(whole)? {
+            mark_tree(dir, &path.join(entry?.file_name()), marks)?;
+        }
+    }
+    Ok(())
+}
+
+/// Gives files of the first upper layer other texts, where they are.
+pub(crate) fn write_over(dir: &Path, files: &[(String, String)]) -> io::Result<()> {
+    for (path, text) in files {
+        let path = dir.join("u0").join(path);
+        match OpenOptions::new().write(true).truncate(true).custom_flags(libc::O_NOFOLLOW).open(path) {
+            Ok(mut file) => file.write_all(text.as_bytes())?,
+            // The image has something else there.
+            Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+/// The files that init keeps beside the layers, empty.
+pub(crate) fn log_and_end(dir: &Path) -> io::Result<(File, File)> {
+    Ok((empty_file(&dir.join(ENDED_FILE))?, empty_file(&dir.join(LOG_FILE))?))
+}
+
+fn empty_file(path: &Path) -> io::Result<File> {
+    let mut options = OpenOptions::new();
+    options.read(true).write(true).mode(0o600);
+    match options.open(path) {
+        Ok(file) => {
+            let meta = file.metadata()?;
+            if meta.len() == 0 && meta.blocks() == 0 {
+                return Ok(file);
+            }
+            std::fs::remove_file(path)?;
+        }
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        Err(error) => return Err(error),
+    }
+    options.create_new(true).open(path)
+}
+
+/// Whether the file system of `dir` gives every change a time of its own.
+pub(crate) fn change_times_are_exact(dir: &Path) -> bool {
+    const ROUNDS: u32 = 16;
+    let path = dir.join("times");
+    let changes = || -> io::Result<bool> {
+        let file = File::create(&path)?;
+        let mut last = Mark::of(&path)?;
+        for round in 0..ROUNDS {
+            file.set_permissions(std::fs::Permissions::from_mode(0o600 | (round & 1)))?;
+            let now = Mark::of(&path)?;
+            if now == last {
+                return Ok(false);
+            }
+            last = now;
+        }
+        Ok(true)
+    };
+    let exact = changes().unwrap_or(false);
+    let _ = std::fs::remove_file(&path);
+    exact
+}

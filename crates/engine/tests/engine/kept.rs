@@ -1,0 +1,121 @@
+//! Files that one sandbox has left as they were, and another gets.
+
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::time::SystemTime;
+
+use osb_protocol::ids::SandboxId;
+
+use crate::Test;
+use crate::support::{Bed, params, until, with_engine};
+
+pub(crate) const TESTS: &[Test] = &[
+    ("kept_files_pass_to_the_next_under_its_name", kept_files_pass_to_the_next_under_its_name),
+    ("kept_files_are_none_that_were_touched", kept_files_are_none_that_were_touched),
+    ("kept_files_go_with_their_image", kept_files_go_with_their_image),
+];
+
+/// Number and birth of the upper layers that are there. Numbers alone are given again.
+fn uppers(bed: &Bed) -> Vec<(u64, SystemTime)> {
+    let dirs = std::fs::read_dir(bed.dir.path().join("data/sandboxes")).unwrap().flatten();
+    dirs.filter_map(|dir| upper(&dir.path())).collect()
+}
+
+fn upper(dir: &Path) -> Option<(u64, SystemTime)> {
+    let meta = dir.join("u0").metadata().ok()?;
+    Some((meta.ino(), meta.created().ok()?))
+}
+
+fn upper_of(bed: &Bed, id: SandboxId) -> (u64, SystemTime) {
+    upper(&bed.dir.path().join("data/sandboxes").join(id.to_string())).unwrap()
+}
+
+/// Whether the files of a sandbox that has run this stay.
+async fn stays(bed: &Bed, script: &str) -> bool {
+    let image = bed.engine.images().resolve("host").unwrap().expect("the host's own image");
+    let script = format!("{script}\necho done; exec sleep 1000");
+    let created = bed.engine.create(params(&image, &["bash", "-c", &script])).await.unwrap();
+    until(&script, || bed.log(created.id).ends_with("done\n")).await;
+    let files = upper_of(bed, created.id);
+    bed.engine.delete(created.id);
+    bed.engine.settled().await;
+    uppers(bed).contains(&files)
+}
+
+fn kept_files_pass_to_the_next_under_its_name() {
+    with_engine(
+        |config| config.ready_slots = 1,
+        async |mut bed| {
+            assert!(stays(&bed, "cat /etc/hosts > /dev/null; ls / > /dev/null; echo x > /dev/shm/x").await);
+            let mut seen = uppers(&bed);
+            let image = bed.engine.images().resolve("host").unwrap().expect("the host's own image");
+            let mut again = 0;
+            for round in 0..8 {
+                let script = "cat /etc/hostname; hostname; grep 127.0.1.1 /etc/hosts; ls /dev/shm";
+                let mut request = params(&image, &["sh", "-c", script]);
+                // Now and then by a name of the caller's.
+                request.id = (round % 3 == 0).then(SandboxId::random);
+                let created = bed.engine.create(request).await.unwrap();
+                again += usize::from(seen.contains(&upper_of(&bed, created.id)));
+                let (_, log) = bed.end_of(created.id).await;
+                let name = created.id.short();
+                assert_eq!(log, format!("{name}\n{name}\n127.0.1.1\t{name}\n"));
+                bed.engine.delete(created.id);
+                // One that ended by itself keeps its log until the delete, so its files do not pass on.
+                assert!(stays(&bed, "true").await);
+                seen = uppers(&bed);
+            }
+            assert!(again >= 4, "{again} of 8");
+            bed
+        },
+    );
+}
+
+fn kept_files_are_none_that_were_touched() {
+    with_engine(
+        |_| {},
+        async |bed| {
+            assert!(stays(&bed, "true").await);
+            for change in [
+                "echo x > /x",
+                "echo x > /x; rm /x",
+                "mkdir /d; rmdir /d",
+                "rm /etc/hostname",
+                "echo x >> /etc/hosts",
+                "chmod 777 /",
+                "chmod 777 /; chmod 755 /",
+                "chown 1:1 /etc",
+                "touch -d @0 /",
+                "touch -d \"$(stat -c %y /etc)\" /etc",
+                "echo x > /usr/x",
+                "mkdir -p /usr/share/d",
+                "rm /usr/bin/env",
+                "python3 -c 'import os; os.setxattr(\"/\", \"user.word\", b\"secret\")' || touch /",
+                "python3 -c 'import os; os.open(\"/etc\", os.O_TMPFILE | os.O_RDWR)'; touch /etc/x; rm /etc/x",
+                "chattr +d / || touch /",
+                "ln /etc/hosts /etc/hosts2; rm /etc/hosts2",
+            ] {
+                assert!(!stays(&bed, change).await, "{change}");
+            }
+            // What was written is gone with them.
+            assert!(
+                stays(&bed, "test ! -e /x && test -e /usr/bin/env && test ! -e /usr/x || touch /y").await
+            );
+            bed
+        },
+    );
+}
+
+fn kept_files_go_with_their_image() {
+    with_engine(
+        |_| {},
+        async |bed| {
+            assert!(stays(&bed, "true").await);
+            let image = bed.engine.images().resolve("host").unwrap().expect("the host's own image");
+            until("all is prepared", || bed.engine.ready_slots(&image.id) == 4).await;
+            bed.engine.forget_image(&image.id);
+            assert_eq!(uppers(&bed), []);
+            bed
+        },
+    );
+}
