@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
 use clap::{Args, Subcommand};
-use osb_client::{FileInfo, Permission, Rename, Replacement, Upload};
+use osb_client::{FileInfo, Permission, Rename, Replacement, Sandbox, Upload};
 use serde_json::json;
 use tokio::io::AsyncReadExt as _;
 
@@ -238,7 +238,14 @@ pub(crate) async fn run(context: &Context, action: FileAction, streams: &mut Str
     match action {
         FileAction::Cat { sandbox, path, .. } => {
             let sandbox = sandbox.handle(context);
-            transfer::to_stdout(sandbox.files().download(&path).await?, streams).await?;
+            let download = match sandbox.files().download(&path).await {
+                Ok(download) => download,
+                Err(error) => return Err(unreadable(&sandbox, &path, error).await),
+            };
+            match streams.stdout_is_terminal {
+                true => transfer::to_terminal(download, &path, streams).await?,
+                false => transfer::to_stdout(download, streams).await?,
+            }
         }
         FileAction::Write { sandbox, path, content, access, output, .. } => {
             let content = match content {
@@ -325,6 +332,25 @@ pub(crate) async fn run(context: &Context, action: FileAction, streams: &mut Str
         }
     }
     Ok(exit::SUCCESS)
+}
+
+/// Why a file cannot be read, with the command that helps: the daemon's words name calls of its protocol.
+async fn unreadable(sandbox: &Sandbox, path: &str, error: osb_client::Error) -> anyhow::Error {
+    let id = sandbox.id();
+    if error.code().is_some_and(|code| code.ends_with("SANDBOX_NOT_FOUND")) {
+        return error.into();
+    }
+    let hint = match error.status() {
+        Some(404) if !path.starts_with('/') => "paths in a sandbox begin with /".to_owned(),
+        // Daemons answer differently for a directory; a link may lead to one.
+        Some(400 | 500) if sandbox.files().list(path, 1).await.is_ok() => {
+            return anyhow::anyhow!(
+                "{path} is a directory: `osb file ls {id} {path}` lists it, `osb cp {id}:{path} .` copies it"
+            );
+        }
+        _ => return error.into(),
+    };
+    anyhow::anyhow!("{error}; {hint}")
 }
 
 async fn entries_out(

@@ -168,6 +168,51 @@ pub(crate) async fn to_stdout(mut download: Download, streams: &mut Streams) -> 
     Ok(streams.stdout.flush().await?)
 }
 
+/// Writes text to a terminal. A terminal obeys control characters, and the file is the sandbox's: what is not text
+/// is refused before it is shown.
+pub(crate) async fn to_terminal(
+    mut download: Download,
+    path: &str,
+    streams: &mut Streams,
+) -> anyhow::Result<()> {
+    let mut text = Text::default();
+    while let Some(chunk) = download.chunk().await? {
+        let shown = text.next(&chunk).with_context(|| no_text(path))?;
+        streams.out(shown.as_bytes()).await?;
+    }
+    text.cut.is_empty().then_some(()).with_context(|| no_text(path))
+}
+
+fn no_text(path: &str) -> String {
+    format!(
+        "{path} is not plain text, and a terminal obeys what it is sent: pass it on, as with `| less` or `> FILE`"
+    )
+}
+
+/// Text that comes in pieces, cut anywhere.
+#[derive(Debug, Default)]
+struct Text {
+    /// Bytes of a letter whose others are to come.
+    cut: Vec<u8>,
+}
+
+impl Text {
+    /// The whole letters there are; `None` when these are no text.
+    fn next(&mut self, piece: &[u8]) -> Option<String> {
+        let mut bytes = std::mem::take(&mut self.cut);
+        bytes.extend_from_slice(piece);
+        let whole = match std::str::from_utf8(&bytes) {
+            Ok(_) => bytes.len(),
+            Err(error) if error.error_len().is_none() => error.valid_up_to(),
+            Err(_) => return None,
+        };
+        self.cut = bytes.split_off(whole);
+        let text = String::from_utf8(bytes).ok()?;
+        let obeyed = |c: char| c.is_control() && !matches!(c, '\n' | '\t' | '\r');
+        (!text.chars().any(obeyed)).then_some(text)
+    }
+}
+
 /// Writes beside the target and renames, so that the target is either as before or complete. An existing file's
 /// mode stays; a new one gets `mode`. What is not a regular file (a pipe, a device) is written to directly.
 async fn to_file(
@@ -245,5 +290,17 @@ mod tests {
     fn words() {
         let summary = TreeSummary { files: 1, bytes: 2048, ..TreeSummary::default() };
         assert_eq!(Moved::Tree(summary).told(), "1 file, 2.00 KiB");
+    }
+
+    #[test]
+    fn text_may_be_cut_anywhere_and_has_no_control_characters() {
+        let mut text = Text::default();
+        let pieces: Vec<Option<String>> =
+            "a\té\r\n日".as_bytes().iter().map(|byte| text.next(&[*byte])).collect();
+        let whole: Option<Vec<String>> = pieces.into_iter().collect();
+        assert_eq!(whole.unwrap().concat(), "a\té\r\n日");
+        for bad in [&b"\x1b[31m"[..], b"\0", b"\xff", b"\xc2\x9b", b"a\x7f", b"\xe6A"] {
+            assert_eq!(Text::default().next(bad), None, "{bad:?}");
+        }
     }
 }

@@ -515,6 +515,36 @@ async fn settings_come_from_flag_environment_and_file_in_this_order() {
 }
 
 #[tokio::test]
+async fn cat_says_what_helps_and_shows_a_terminal_only_text() {
+    let fake = Fake::start(|_, seen| {
+        let target = seen.target.rsplit("/proxy/44772").next().unwrap().to_owned();
+        let error = |status, code: &str| json(status, json!({"code": code, "message": "m"}));
+        let answer = match target.as_str() {
+            _ if seen.target.contains("/endpoints/") => endpoint(&seen),
+            "/files/download?path=%2Fdir" => error(400, "INVALID_REQUEST_BODY"),
+            "/directories/list?path=%2Fdir&depth=1" => json(200, json!([])),
+            "/files/download?path=%2Fbinary" => reply(200, "\u{1b}]0;owned\u{7}"),
+            "/files/download?path=%2Ftext" => reply(200, "a\n\tb\n"),
+            _ => error(404, "FILE_NOT_FOUND"),
+        };
+        async move { answer }
+    })
+    .await;
+    let terminal = How { terminal: true, ..How::default() };
+    for (path, how, code, out, err) in [
+        ("/dir", How::default(), 1, "", "error: /dir is a directory: `osb file ls s1 /dir` lists it, "),
+        ("/none", How::default(), 1, "", "error: m (FILE_NOT_FOUND, HTTP 404"),
+        ("none", How::default(), 1, "", "; paths in a sandbox begin with /"),
+        ("/binary", How::default(), 0, "\u{1b}]0;owned\u{7}", ""),
+        ("/binary", terminal, 1, "", "/binary is not plain text, and a terminal"),
+        ("/text", terminal, 0, "a\n\tb\n", ""),
+    ] {
+        let done = osb_how(&fake, &["file", "cat", "s1", path], how).await;
+        assert!((done.code, &done.out[..]) == (code, out) && done.err.contains(err), "{path}: {done:?}");
+    }
+}
+
+#[tokio::test]
 async fn a_misspelt_key_of_the_settings_file_is_told_once() {
     let fake = with_command(Vec::new(), false).await;
     let dir = tempfile::tempdir().unwrap();

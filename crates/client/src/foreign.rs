@@ -17,10 +17,10 @@ pub(crate) fn is_page(headers: &HeaderMap) -> bool {
     content_type(headers).is_some_and(|kind| kind == "text/html" || kind == "application/xhtml+xml")
 }
 
-/// Says where a page came from that stands where the server's answer should.
-pub(crate) fn page(url: &Url, status: u16, headers: &HeaderMap) -> String {
+/// Says what came where the server's answer should be.
+pub(crate) fn page(status: u16, headers: &HeaderMap) -> String {
     let kind = content_type(headers).unwrap_or_else(|| "no content type".to_owned());
-    format!("{} answered HTTP {status} with {kind}: that is no OpenSandbox server; {ADDRESS}", shown(url))
+    format!("HTTP {status} with {kind}: that is no OpenSandbox server; {ADDRESS}")
 }
 
 /// Says what an error answer is that carries no error of the protocol.
@@ -47,7 +47,7 @@ pub(crate) fn error(url: &Url, status: u16, headers: &HeaderMap, body: &[u8]) ->
         Some(kind) => kind == "text/plain" || kind.ends_with("json"),
     };
     if !readable {
-        return page(url, status, headers);
+        return format!("{} answered {}", shown(url), page(status, headers));
     }
     let mut told: String = text.chars().take(SHOWN).collect();
     if told.len() < text.len() {

@@ -57,7 +57,7 @@ impl Answer {
             return Ok(self);
         }
         let Self { call, response } = self;
-        let reason = foreign::page(response.url(), response.status().as_u16(), response.headers());
+        let reason = foreign::page(response.status().as_u16(), response.headers());
         Err(Error::Unexpected { call, reason })
     }
 
