@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
@@ -47,7 +48,9 @@ impl Server {
         let registry = options.plain_registry.map_or_else(String::new, |registry| {
             format!("[embedded.registries.\"{registry}\"]\nplain_http = true\n")
         });
-        let directory = std::env::temp_dir().join(format!("osb-bench-{}", std::process::id()));
+        static STARTED: AtomicU32 = AtomicU32::new(0);
+        let number = STARTED.fetch_add(1, Ordering::Relaxed);
+        let directory = std::env::temp_dir().join(format!("osb-bench-{}-{number}", std::process::id()));
         std::fs::create_dir_all(&directory)?;
         let port = std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
         let config = directory.join("config.toml");

@@ -187,7 +187,7 @@ pub(crate) async fn burst() -> Result<()> {
 pub(crate) async fn sustained() -> Result<()> {
     let server = Server::start(Options::default()).await?;
     server.settle().await;
-    for workers in [4_usize, 8] {
+    for (workers, writing) in [(4_usize, false), (8, false), (4, true)] {
         let until = Instant::now() + Duration::from_secs(10);
         let began = Instant::now();
         let mut tasks = Vec::new();
@@ -199,7 +199,12 @@ pub(crate) async fn sustained() -> Result<()> {
                 while Instant::now() < until {
                     let round = async {
                         let id = conn.create(&image).await?;
-                        conn.exec_true(&id).await?;
+                        if writing {
+                            // A sandbox that has changed its files leaves more to clear away.
+                            conn.exec(&id, "echo text > /file").await?;
+                        } else {
+                            conn.exec_true(&id).await?;
+                        }
                         conn.delete(&id).await
                     };
                     match round.await {
@@ -221,7 +226,8 @@ pub(crate) async fn sustained() -> Result<()> {
         for _ in 0..failed {
             samples.fail();
         }
-        samples.print(&format!("sustained_{workers}_clients"), "1/s", None);
+        let what = if writing { "_writing" } else { "" };
+        samples.print(&format!("sustained_{workers}_clients{what}"), "1/s", None);
     }
     Ok(())
 }
