@@ -57,7 +57,12 @@ impl Moved {
             Self::File(bytes) => HumanBytes(*bytes).to_string(),
             Self::Tree(summary) => {
                 let files = if summary.files == 1 { "file" } else { "files" };
-                format!("{} {files}, {}", summary.files, HumanBytes(summary.bytes))
+                let links = match summary.links {
+                    0 => String::new(),
+                    1 => ", 1 link".to_owned(),
+                    more => format!(", {more} links"),
+                };
+                format!("{} {files}{links}, {}", summary.files, HumanBytes(summary.bytes))
             }
         }
     }
@@ -290,6 +295,8 @@ mod tests {
     fn words() {
         let summary = TreeSummary { files: 1, bytes: 2048, ..TreeSummary::default() };
         assert_eq!(Moved::Tree(summary).told(), "1 file, 2.00 KiB");
+        let summary = TreeSummary { files: 2, links: 2, ..TreeSummary::default() };
+        assert_eq!(Moved::Tree(summary).told(), "2 files, 2 links, 0 B");
     }
 
     #[test]

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use opensandbox::{Client, CommandEvent, Config, Error, ListFilter, RetryCause, RetryPolicy};
+use opensandbox::{Client, CommandEvent, Config, Error, ListFilter, RetryCause, RetryPolicy, TreeOptions};
 use serde_json::json;
 use support::{Body, Fake, Seen, endpoint, json, pieces, reply};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -358,6 +358,60 @@ async fn names_that_lead_out_of_a_tree_are_refused() {
         assert!(matches!(error, Error::Unexpected { .. }), "{path}: {error}");
         assert!(!to.exists());
     }
+}
+
+#[tokio::test]
+async fn links_of_a_tree_lead_nowhere_else() {
+    let entry = |path: &str, kind: &str, target: Option<&str>| {
+        json!({"path": path, "type": kind, "size": 1, "mode": 755, "owner": "root", "group": "root",
+            "modified_at": "T", "created_at": "T", "link_target": target})
+    };
+    let listing = json!([
+        entry("/t/good", "symlink", Some("d/file")),
+        entry("/t/d", "directory", None),
+        entry("/t/d/back", "symlink", Some("..")),
+        entry("/t/d/file", "file", None),
+        entry("/t/abs", "symlink", Some("/etc")),
+        entry("/t/up", "symlink", Some("../outside")),
+        entry("/t/sly", "symlink", Some("d/back/../outside")),
+        entry("/t/old", "symlink", None),
+        // A link to a directory outside, with files below it.
+        entry("/t/both", "symlink", Some(".")),
+        entry("/t/both/file", "file", None),
+        entry("/t/both/link", "symlink", Some("../d")),
+        entry("/t/line\nend\u{1b}[31m", "symlink", Some("good")),
+    ]);
+    let fake = with_daemon(move |seen| match seen.target.contains("/directories/list") {
+        true => json(200, listing.clone()),
+        false => reply(200, "x"),
+    })
+    .await;
+    let dir = tempfile::tempdir().unwrap();
+    let to = dir.path().join("to");
+    let sandbox = client(&fake).sandbox("s1");
+    let options = TreeOptions::default();
+    // The second time over what the first one made.
+    for _ in 0..2 {
+        let done = sandbox.files().download_tree("/t", &to, &options, &mut |_| {}).await.unwrap();
+        let mut skipped: Vec<&str> = done.skipped.iter().map(|skipped| skipped.path.as_str()).collect();
+        skipped.sort_unstable();
+        assert_eq!(skipped, ["abs", "both", "old", "sly", "up"]);
+        assert_eq!((done.files, done.links), (2, 4));
+    }
+    let link = |name: &str| std::fs::read_link(to.join(name)).unwrap();
+    assert_eq!(link("good"), std::path::Path::new("d/file"));
+    assert_eq!(link("d/back"), std::path::Path::new(".."));
+    assert_eq!(link("both/link"), std::path::Path::new("../d"));
+    assert_eq!(link("line\nend\u{1b}[31m"), std::path::Path::new("good"));
+    assert!(to.join("both").symlink_metadata().unwrap().is_dir());
+    assert_eq!(std::fs::read(to.join("both/file")).unwrap(), b"x");
+    let names: Vec<_> =
+        std::fs::read_dir(dir.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert_eq!(names, ["to"], "nothing is written beside the tree");
+    let left = std::fs::read_dir(&to)
+        .unwrap()
+        .filter(|entry| entry.as_ref().unwrap().file_name().to_string_lossy().starts_with(".opensandbox-"));
+    assert_eq!(left.count(), 0);
 }
 
 #[tokio::test]

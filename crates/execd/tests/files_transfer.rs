@@ -35,6 +35,33 @@ async fn uploads_of_any_size_and_form() {
 }
 
 #[tokio::test]
+async fn links_are_made_and_told() {
+    let files = start().await;
+    let link = |name: &str, target: &str| {
+        Part::PlainMetadata(json!({ "path": files.text(name), "link_target": target }))
+    };
+    let before = files.entries();
+    std::fs::write(files.path("old"), "x").unwrap();
+    std::fs::create_dir(files.path("dir")).unwrap();
+    for target in ["old", "../no\nwhere", "/etc"] {
+        // The second and third time over a link, which is not followed.
+        files.upload(&[link("sub/l", target), Part::File(b"")]).await.ok();
+        assert_eq!(std::fs::read_link(files.path("sub/l")).unwrap().to_str(), Some(target));
+    }
+    files.upload(&[link("old", "dir"), Part::File(b"")]).await.ok();
+    assert_eq!(std::fs::read_link(files.path("old")).unwrap().to_str(), Some("dir"));
+    for (name, target, content) in
+        [("dir", "x", &b""[..]), ("new", "x", b"content"), ("new", "", b""), ("new", "a\0b", b"")]
+    {
+        let answer = files.upload(&[link(name, target), Part::File(content)]).await;
+        assert_eq!(answer.status, 400, "{name} {target:?}");
+    }
+    assert!(files.path("dir").symlink_metadata().unwrap().is_dir());
+    assert!(files.path("new").symlink_metadata().is_err());
+    assert_eq!(files.entries(), before + 3, "nothing half done is left");
+}
+
+#[tokio::test]
 async fn upload_pairs() {
     let files = start().await;
     let plain =

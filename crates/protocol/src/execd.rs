@@ -190,6 +190,9 @@ pub struct FileInfo {
     pub group: String,
     /// The nine permission bits in octal digits read as a decimal number: 0644 is `644`.
     pub mode: u32,
+    /// What a symlink says, whether or not it leads anywhere; absent where that is no UTF-8. Not known to 1.1.1.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub link_target: Option<String>,
 }
 
 /// Kind of a [`FileInfo`]; the Python client takes no other word.
@@ -234,6 +237,10 @@ pub struct UploadMetadata {
     /// As [`Permission::mode`].
     #[serde(default)]
     pub mode: Option<u32>,
+    /// Makes a symlink that says this instead of a file; the content is empty. Not known to 1.1.1, which writes the
+    /// empty file.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub link_target: Option<String>,
 }
 
 /// One entry of `POST /files/mv`.

@@ -20,7 +20,7 @@ impl Part {
         if target.file_name().is_none() {
             return Err(failed(std::io::ErrorKind::IsADirectory.into()));
         }
-        let path = target.with_file_name(format!(".opensandbox-{}", uuid::Uuid::new_v4().simple()));
+        let path = hidden(target);
         let file = std::fs::OpenOptions::new().write(true).create_new(true).open(&path).map_err(failed)?;
         Ok((Self { path, target: target.to_path_buf(), kept: false }, tokio::fs::File::from_std(file)))
     }
@@ -49,4 +49,28 @@ impl Drop for Part {
             let _ = std::fs::remove_file(&self.path);
         }
     }
+}
+
+/// Makes a symbolic link, which replaces a file or a link of its name.
+///
+/// # Errors
+/// When a directory stands there, or the link cannot be made.
+#[cfg(unix)]
+pub(super) fn link(target: &str, path: &Path) -> std::io::Result<()> {
+    let hidden = hidden(path);
+    std::os::unix::fs::symlink(target, &hidden)?;
+    std::fs::rename(&hidden, path).inspect_err(|_| {
+        // The first failure is the one to tell.
+        let _ = std::fs::remove_file(&hidden);
+    })
+}
+
+#[cfg(not(unix))]
+pub(super) fn link(_: &str, _: &Path) -> std::io::Result<()> {
+    Err(std::io::Error::new(std::io::ErrorKind::Unsupported, "a symbolic link"))
+}
+
+/// A name beside `path` that nobody else uses.
+fn hidden(path: &Path) -> PathBuf {
+    path.with_file_name(format!(".opensandbox-{}", uuid::Uuid::new_v4().simple()))
 }

@@ -1,6 +1,10 @@
 //! What copies of directory trees have in common.
 
-use tokio::sync::mpsc::UnboundedSender;
+use futures_util::stream::{Stream, TryStreamExt};
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender};
+
+use super::upload::Upload;
+use crate::error::{Error, Result};
 
 /// How to copy a directory tree; see [`Files::upload_tree`](super::Files::upload_tree).
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -14,6 +18,19 @@ pub struct TreeOptions {
     pub owner: Option<String>,
     /// Group of what is uploaded.
     pub group: Option<String>,
+}
+
+impl TreeOptions {
+    /// Gives an upload the owner of the tree.
+    pub(super) fn apply(&self, mut upload: Upload) -> Upload {
+        if let Some(owner) = &self.owner {
+            upload = upload.owner(owner);
+        }
+        if let Some(group) = &self.group {
+            upload = upload.group(group);
+        }
+        upload
+    }
 }
 
 impl Default for TreeOptions {
@@ -44,7 +61,9 @@ pub struct TreeSummary {
     pub directories: u64,
     /// Files.
     pub files: u64,
-    /// Their bytes.
+    /// Symbolic links.
+    pub links: u64,
+    /// The files' bytes.
     pub bytes: u64,
     /// What was left out.
     pub skipped: Vec<Skipped>,
@@ -76,6 +95,34 @@ pub(super) enum Step {
 /// Step of the file with this number.
 pub(super) type Steps = UnboundedSender<(usize, Step)>;
 
+/// A symbolic link of a tree.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Link {
+    pub(super) relative: String,
+    pub(super) target: String,
+}
+
+impl Link {
+    /// A link that stays in its tree wherever that lies: relative, and up only at its beginning, for `..` behind
+    /// another link's name would lead up from where that leads.
+    pub(super) fn within(relative: String, target: String) -> std::result::Result<Self, Skipped> {
+        let skipped = |why: &str| Err(Skipped::new(&relative, format!("a symbolic link {why}")));
+        if target.starts_with('/') {
+            return skipped("to an absolute path");
+        }
+        let above = relative.matches('/').count();
+        let ups = target.split('/').take_while(|part| *part == "..").count();
+        if ups > above {
+            return skipped("that leads out of the tree");
+        }
+        if target.is_empty() || target.contains('\0') || target.split('/').skip(ups).any(|part| part == "..")
+        {
+            return skipped("that may lead out of the tree");
+        }
+        Ok(Self { relative, target })
+    }
+}
+
 /// Adds steps up.
 pub(super) struct Tally<'a> {
     names: Vec<String>,
@@ -97,7 +144,33 @@ impl<'a> Tally<'a> {
         Self { names, total_bytes, summary, report }
     }
 
-    pub(super) fn add(&mut self, number: usize, step: Step) {
+    /// Lets transfers run and adds up what they tell. Ends early when there are more than `max` bytes of `what`.
+    pub(super) async fn follow(
+        &mut self,
+        mut transfers: impl Stream<Item = Result<()>> + Unpin,
+        mut told: UnboundedReceiver<(usize, Step)>,
+        max: Option<u64>,
+        what: &str,
+    ) -> Result<()> {
+        loop {
+            tokio::select! {
+                biased;
+                Some((number, step)) = told.recv() => {
+                    self.add(number, step);
+                    if max.is_some_and(|max| self.summary.bytes > max) {
+                        return Err(Error::TooLarge { what: what.to_owned() });
+                    }
+                }
+                result = transfers.try_next() => if result?.is_none() { break },
+            }
+        }
+        while let Ok((number, step)) = told.try_recv() {
+            self.add(number, step);
+        }
+        Ok(())
+    }
+
+    fn add(&mut self, number: usize, step: Step) {
         match step {
             Step::Bytes(bytes) => self.summary.bytes += bytes,
             Step::Done => self.summary.files += 1,
@@ -110,5 +183,40 @@ impl<'a> Tally<'a> {
             bytes: self.summary.bytes,
             total_bytes: self.total_bytes,
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn links_stay_in_their_tree() {
+        let within =
+            |relative: &str, target: &str| Link::within(relative.to_owned(), target.to_owned()).is_ok();
+        for (relative, target) in [
+            ("l", "f"),
+            ("l", "."),
+            ("a/l", ".."),
+            ("a/b/l", "../../f"),
+            ("l", "d/./x\n"),
+            ("a/l", "../b/..c"),
+            ("l", "l"),
+        ] {
+            assert!(within(relative, target), "{relative} -> {target}");
+        }
+        for (relative, target) in [
+            ("l", "/etc"),
+            ("l", "/"),
+            ("l", ".."),
+            ("a/l", "../../x"),
+            // d may be a link up the tree.
+            ("a/b/l", "d/../x"),
+            ("a/l", ".././../x"),
+            ("l", ""),
+            ("l", "a\0b"),
+        ] {
+            assert!(!within(relative, target), "{relative} -> {target}");
+        }
     }
 }

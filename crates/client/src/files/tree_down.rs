@@ -4,13 +4,13 @@
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 
-use futures_util::stream::{StreamExt, TryStreamExt, iter};
+use futures_util::stream::{StreamExt, iter};
 use osb_protocol::execd::{FileInfo, FileKind};
 use tokio::io::AsyncWriteExt;
 use tokio::sync::mpsc::unbounded_channel;
 
-use super::local::Part;
-use super::tree::{Skipped, Step, Steps, Tally, TreeOptions, TreeProgress, TreeSummary};
+use super::local::{self, Part};
+use super::tree::{Link, Skipped, Step, Steps, Tally, TreeOptions, TreeProgress, TreeSummary};
 use super::{Files, mode_bits};
 use crate::error::{Error, Result};
 
@@ -24,6 +24,7 @@ struct Remote {
     /// Parents before children.
     directories: Vec<(String, u32)>,
     files: Vec<RemoteFile>,
+    links: Vec<Link>,
     skipped: Vec<Skipped>,
 }
 
@@ -37,8 +38,8 @@ struct RemoteFile {
 
 impl Files<'_> {
     /// Copies what a directory of the sandbox holds into a local directory, with modes; missing directories are
-    /// made. Symbolic links and special files are left out and named in the summary, as are files that vanish
-    /// meanwhile. Existing files are replaced, each when its new content is complete; others stay.
+    /// made. Symbolic links that stay inside the tree are copied as links; others, and special files, are left out
+    /// and named in the summary, as are files that vanish meanwhile. Existing files are replaced, each when its new content is complete; others stay.
     ///
     /// Nothing outside of `local` is written, whatever the sandbox answers.
     ///
@@ -68,35 +69,29 @@ impl Files<'_> {
         let base = remote.trim_end_matches('/');
         let tree = self.listing(remote, base).await?;
         let total_bytes = tree.files.iter().fold(0, |sum: u64, file| sum.saturating_add(file.size));
-        let too_large = || Error::TooLarge { what: remote.to_owned() };
         if options.max_bytes.is_some_and(|limit| total_bytes > limit) {
-            return Err(too_large());
+            return Err(Error::TooLarge { what: remote.to_owned() });
         }
         make_directories(local, tree.directories.iter().map(|(path, _)| path.as_str())).await?;
         // Of these no directory may have been told of.
-        let parents = tree.files.iter().filter_map(|file| Some(file.relative.rsplit_once('/')?.0));
+        let names = tree.files.iter().map(|file| &file.relative);
+        let all = names.chain(tree.links.iter().map(|link| &link.relative));
+        let parents = all.filter_map(|relative| Some(relative.rsplit_once('/')?.0));
         make_directories(local, parents).await?;
 
         let names = tree.files.iter().map(|file| file.relative.clone()).collect();
         let mut tally = Tally::new(names, total_bytes, tree.directories.len(), tree.skipped, progress);
-        let (steps, mut told) = unbounded_channel();
-        let mut fetched = iter(tree.files)
+        let (steps, told) = unbounded_channel();
+        let fetched = iter(tree.files)
             .map(|file| self.fetch_file(base, local, file, steps.clone()))
             .buffer_unordered(options.concurrency.max(1));
-        loop {
-            tokio::select! {
-                biased;
-                Some((number, step)) = told.recv() => {
-                    tally.add(number, step);
-                    if options.max_bytes.is_some_and(|limit| tally.summary.bytes > limit) {
-                        return Err(too_large());
-                    }
-                }
-                result = fetched.try_next() => if result?.is_none() { break },
+        tally.follow(fetched, told, options.max_bytes, remote).await?;
+        // Last, so that nothing is ever written through one of them.
+        for link in tree.links {
+            match local::link(&link.target, &local.join(&link.relative)) {
+                Ok(()) => tally.summary.links += 1,
+                Err(error) => tally.summary.skipped.push(Skipped::new(link.relative, error.to_string())),
             }
-        }
-        while let Ok((number, step)) = told.try_recv() {
-            tally.add(number, step);
         }
         set_modes(local, &tree.directories).await?;
         Ok(tally.summary)
@@ -167,7 +162,19 @@ impl Remote {
                 mode: mode_bits(entry.mode),
                 size: entry.size,
             }),
-            FileKind::Symlink => self.skipped.push(Skipped::new(path, "a symbolic link")),
+            FileKind::Symlink => {
+                let link = match entry.link_target.clone() {
+                    Some(target) => Link::within(path, target),
+                    None => Err(Skipped::new(
+                        path,
+                        "a symbolic link of which the daemon does not tell the target",
+                    )),
+                };
+                match link {
+                    Ok(link) => self.links.push(link),
+                    Err(skipped) => self.skipped.push(skipped),
+                }
+            }
             FileKind::Other => self.skipped.push(Skipped::new(path, "a special file")),
         }
     }

@@ -5,10 +5,10 @@ use std::fs::Metadata;
 use std::path::{Path, PathBuf};
 
 use futures_util::stream::{StreamExt, TryStreamExt, iter};
-use osb_protocol::execd::Permission;
+use osb_protocol::execd::{FileKind, Permission};
 use tokio::sync::mpsc::unbounded_channel;
 
-use super::tree::{Skipped, Step, Steps, Tally, TreeOptions, TreeProgress, TreeSummary};
+use super::tree::{Link, Skipped, Step, Steps, Tally, TreeOptions, TreeProgress, TreeSummary};
 use super::upload::{Upload, chunks, open};
 use super::{Files, mode_digits};
 use crate::error::{Error, Result};
@@ -28,6 +28,7 @@ struct Local {
     /// Parents before children.
     directories: Vec<(String, u32)>,
     files: Vec<LocalFile>,
+    links: Vec<Link>,
     skipped: Vec<Skipped>,
 }
 
@@ -42,8 +43,8 @@ struct LocalFile {
 
 impl Files<'_> {
     /// Copies what a local directory holds into a directory of the sandbox, with modes; missing directories are
-    /// made. Symbolic links and special files are left out and named in the summary. Existing files are
-    /// replaced, others stay. `progress` is called often.
+    /// made. Symbolic links that stay inside the tree are copied as links; others, and special files, are left out
+    /// and named in the summary. Existing files are replaced, others stay. `progress` is called often.
     ///
     /// ```no_run
     /// # async fn example(sandbox: opensandbox::Sandbox) -> opensandbox::Result<()> {
@@ -82,20 +83,12 @@ impl Files<'_> {
 
         let names = tree.files.iter().map(|file| file.relative.clone()).collect();
         let mut tally = Tally::new(names, total_bytes, tree.directories.len(), tree.skipped, progress);
-        let (steps, mut told) = unbounded_channel();
-        let mut sent = iter(batches(tree.files))
+        let (steps, told) = unbounded_channel();
+        let sent = iter(batches(tree.files))
             .map(|batch| self.send(base, batch, options, steps.clone()))
             .buffer_unordered(options.concurrency.max(1));
-        loop {
-            tokio::select! {
-                biased;
-                Some((number, step)) = told.recv() => tally.add(number, step),
-                result = sent.try_next() => if result?.is_none() { break },
-            }
-        }
-        while let Ok((number, step)) = told.try_recv() {
-            tally.add(number, step);
-        }
+        tally.follow(sent, told, None, remote).await?;
+        self.make_links(base, tree.links, options, &mut tally.summary).await?;
         self.close(base, &tree.directories).await?;
         Ok(tally.summary)
     }
@@ -114,6 +107,38 @@ impl Files<'_> {
             self.make_directories(&directories).await?;
         }
         Ok(())
+    }
+
+    /// Makes links, when all that they may lead to is there.
+    async fn make_links(
+        &self,
+        base: &str,
+        links: Vec<Link>,
+        options: &TreeOptions,
+        summary: &mut TreeSummary,
+    ) -> Result<()> {
+        let mut known = false;
+        for part in links.chunks(BATCH_FILES) {
+            // Older daemons write an empty file instead: the first link shows it.
+            let (first, rest) = part.split_at(usize::from(!known));
+            for links in [first, rest].into_iter().filter(|links| !links.is_empty()) {
+                let upload = |link: &Link| options.apply(Upload::link(joined(base, link), &link.target));
+                self.upload(links.iter().map(upload)).await?;
+                if !known && !self.is_link(&joined(base, &links[0])).await? {
+                    self.remove(&[joined(base, &links[0])]).await?;
+                    let old = "a symbolic link, which the sandbox's daemon cannot make";
+                    summary.skipped.extend(part.iter().map(|link| Skipped::new(&link.relative, old)));
+                    return Ok(());
+                }
+                known = true;
+                summary.links += links.len() as u64;
+            }
+        }
+        Ok(())
+    }
+
+    async fn is_link(&self, path: &str) -> Result<bool> {
+        Ok(self.stat(path).await?.is_some_and(|info| info.kind == FileKind::Symlink))
     }
 
     /// Takes the rights from directories that had to be open while their files were written.
@@ -152,15 +177,8 @@ impl Files<'_> {
                 let _ = told.send((number, Step::Bytes(chunk.len() as u64)));
             });
             let path = format!("{base}/{}", file.relative);
-            let mut upload =
-                Upload::stream(path, reqwest::Body::wrap_stream(body), Some(size)).mode(file.mode);
-            if let Some(owner) = &options.owner {
-                upload = upload.owner(owner);
-            }
-            if let Some(group) = &options.group {
-                upload = upload.group(group);
-            }
-            uploads.push(upload);
+            let upload = Upload::stream(path, reqwest::Body::wrap_stream(body), Some(size)).mode(file.mode);
+            uploads.push(options.apply(upload));
             numbers.push(number);
         }
         self.upload(uploads).await?;
@@ -169,6 +187,10 @@ impl Files<'_> {
         }
         Ok(())
     }
+}
+
+fn joined(base: &str, link: &Link) -> String {
+    format!("{base}/{}", link.relative)
 }
 
 fn batches(files: Vec<LocalFile>) -> Vec<Vec<LocalFile>> {
@@ -221,9 +243,18 @@ fn walk(root: &Path) -> Result<Local> {
                     mode: mode_of(&metadata, 0o644),
                     size: metadata.len(),
                 });
+            } else if metadata.is_symlink() {
+                let target = std::fs::read_link(entry.path()).map_err(failed)?;
+                let link = match target.to_str() {
+                    Some(target) => Link::within(path, target.to_owned()),
+                    None => Err(Skipped::new(path, "a symbolic link whose target is not UTF-8")),
+                };
+                match link {
+                    Ok(link) => tree.links.push(link),
+                    Err(skipped) => tree.skipped.push(skipped),
+                }
             } else {
-                let kind = if metadata.is_symlink() { "a symbolic link" } else { "a special file" };
-                tree.skipped.push(Skipped::new(path, kind));
+                tree.skipped.push(Skipped::new(path, "a special file"));
             }
         }
     }
@@ -264,11 +295,13 @@ mod tests {
         std::fs::create_dir_all(dir.path().join("a/b")).unwrap();
         std::fs::write(dir.path().join("a/b/f"), "xy").unwrap();
         std::os::unix::fs::symlink("/etc/passwd", dir.path().join("link")).unwrap();
+        std::os::unix::fs::symlink("../f", dir.path().join("a/b/inside")).unwrap();
         let tree = walk(dir.path()).unwrap();
         let names: Vec<&str> = tree.directories.iter().map(|(path, _)| path.as_str()).collect();
         assert_eq!(names, ["a", "a/b"]);
         assert_eq!((tree.files[0].relative.as_str(), tree.files[0].size), ("a/b/f", 2));
-        assert_eq!(tree.skipped, [Skipped::new("link", "a symbolic link")]);
+        assert_eq!(tree.skipped, [Skipped::new("link", "a symbolic link to an absolute path")]);
+        assert_eq!(tree.links, [Link { relative: "a/b/inside".to_owned(), target: "../f".to_owned() }]);
         assert!(walk(&dir.path().join("absent")).is_err());
     }
 }

@@ -64,6 +64,22 @@ impl Upload {
         Ok(Self::stream(path, reqwest::Body::wrap_stream(chunks(file, size)), Some(size)))
     }
 
+    /// A symbolic link. Daemons of OpenSandbox 1.1.1 write an empty file instead.
+    ///
+    /// ```no_run
+    /// # async fn example(sandbox: opensandbox::Sandbox) -> opensandbox::Result<()> {
+    /// use opensandbox::Upload;
+    ///
+    /// sandbox.files().upload([Upload::link("/app/current", "releases/7")]).await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn link(path: impl Into<String>, target: impl Into<String>) -> Self {
+        let mut upload = Self::new(path, Bytes::new());
+        upload.metadata.link_target = Some(target.into());
+        upload
+    }
+
     /// Permission bits, as `0o644`.
     pub fn mode(mut self, mode: u32) -> Self {
         self.metadata.mode = Some(mode_digits(mode));

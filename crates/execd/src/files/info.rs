@@ -13,7 +13,7 @@ use super::attributes::mode_to_digits;
 use crate::accounts::Accounts;
 
 /// The system's answer about an entry, symlinks not followed.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub(crate) struct Entry {
     pub(crate) kind: FileType,
     mode: u32,
@@ -22,12 +22,23 @@ pub(crate) struct Entry {
     gid: u32,
     modified: (i64, i64),
     created: (i64, i64),
+    link_target: Option<String>,
 }
 
 impl Entry {
     /// Reads the entry `name` of `dir`.
     pub(crate) fn read(dir: impl AsFd, name: impl AsRef<Path>) -> rustix::io::Result<Self> {
         let name = name.as_ref();
+        let mut entry = Self::stat(&dir, name)?;
+        if entry.kind == FileType::Symlink {
+            // One that was replaced meanwhile has none.
+            let target = rustix::fs::readlinkat(&dir, name, Vec::new()).ok();
+            entry.link_target = target.and_then(|target| target.into_string().ok());
+        }
+        Ok(entry)
+    }
+
+    fn stat(dir: impl AsFd, name: &Path) -> rustix::io::Result<Self> {
         let flags = AtFlags::SYMLINK_NOFOLLOW;
         match rustix::fs::statx(&dir, name, flags, StatxFlags::BASIC_STATS | StatxFlags::BTIME) {
             Ok(stat) => {
@@ -41,6 +52,7 @@ impl Entry {
                     gid: stat.stx_gid,
                     modified: (stat.stx_mtime.tv_sec, stat.stx_mtime.tv_nsec.into()),
                     created: (created.tv_sec, created.tv_nsec.into()),
+                    link_target: None,
                 })
             }
             // Old kernels and old seccomp profiles do not have the call.
@@ -54,6 +66,7 @@ impl Entry {
                     gid: stat.st_gid,
                     modified: (stat.st_mtime, i64::try_from(stat.st_mtime_nsec).unwrap_or(0)),
                     created: (stat.st_ctime, i64::try_from(stat.st_ctime_nsec).unwrap_or(0)),
+                    link_target: None,
                 })
             }
             Err(errno) => Err(errno),
@@ -76,6 +89,7 @@ impl Entry {
             owner: accounts.user_label(self.uid),
             group: accounts.group_label(self.gid),
             mode: mode_to_digits(self.mode),
+            link_target: self.link_target.clone(),
         }
     }
 }
@@ -106,6 +120,15 @@ mod tests {
             assert!(!json[key].is_null(), "{key}");
         }
         assert_eq!((info.size, info.mode, info.kind), (0, 0, FileKind::File));
+        assert!(json.get("link_target").is_none());
+    }
+
+    #[test]
+    fn a_link_tells_what_it_says() {
+        let dir = tempfile::tempdir().unwrap();
+        std::os::unix::fs::symlink("../no\nwhere", dir.path().join("l")).unwrap();
+        let info = Entry::read(CWD, dir.path().join("l")).unwrap().describe("l".into(), &Accounts::default());
+        assert_eq!((info.kind, info.link_target.as_deref()), (FileKind::Symlink, Some("../no\nwhere")));
     }
 
     #[test]

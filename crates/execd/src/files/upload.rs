@@ -4,6 +4,8 @@
 //! been read to its end and the numbers agree, so a broken or wrong upload changes nothing; only beyond 16 MiB of
 //! small files or 256 large ones the pairs so far are put in place early. Each file appears at once and whole.
 //!
+//! Metadata with a link's target make a symlink, which replaces a file or link of its name.
+//!
 //! A path that ends in a symlink is written through, as opening the file for writing would. Anything but a regular
 //! file in the target's place is refused.
 
@@ -20,7 +22,7 @@ use bytes::Bytes;
 use futures_util::Stream;
 use http::{StatusCode, header};
 use osb_protocol::execd::code;
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::{AtFlags, Gid, Mode, OFlags, Uid};
 use rustix::io::Errno;
 use serde::Deserialize;
 
@@ -30,7 +32,7 @@ use super::error::{FileError, Result};
 use super::multipart::{Multipart, MultipartError, boundary};
 use super::path::Requested;
 use super::spool::{Content, Spool};
-use super::temp::Temp;
+use super::temp::{Temp, hidden_name};
 use crate::accounts::Accounts;
 use crate::app::App;
 use crate::http::{ApiError, done};
@@ -85,6 +87,8 @@ fn refused_metadata(error: FileError) -> ApiError {
 struct Metadata {
     #[serde(default)]
     path: Option<String>,
+    #[serde(default)]
+    link_target: Option<String>,
     #[serde(flatten)]
     wanted: Wanted,
 }
@@ -94,6 +98,7 @@ struct Metadata {
 struct Target {
     requested: Requested,
     attributes: Attributes,
+    link_target: Option<String>,
 }
 
 /// Both halves of pairs, as far as they have come.
@@ -182,14 +187,18 @@ async fn read_metadata(app: &App, text: &[u8]) -> std::result::Result<Target, Ap
     if path.ends_with('/') {
         return Err(invalid(format!("{path}: ends in a slash; name the file")));
     }
-    let resolve = |app: &App, path: &str, wanted: &Wanted| -> Result<Target> {
+    let link_target = metadata.link_target;
+    if link_target.as_ref().is_some_and(|target| target.is_empty() || target.contains('\0')) {
+        return Err(invalid(format!("{path}: the target of a link is neither empty nor holds a zero byte")));
+    }
+    let resolve = move |app: &App, path: &str, wanted: &Wanted| -> Result<Target> {
         // Most uploads name no owner: the account files need not be read.
         let named = |name: &Option<String>| name.as_ref().is_some_and(|name| !name.is_empty());
         let accounts =
             if named(&wanted.owner) || named(&wanted.group) { Accounts::read() } else { Accounts::default() };
         let requested = Requested::new(path.as_bytes(), app)?;
         requested.split()?;
-        Ok(Target { requested, attributes: wanted.resolve(&accounts)? })
+        Ok(Target { requested, attributes: wanted.resolve(&accounts)?, link_target: link_target.clone() })
     };
     // A look at the disk is needed for some paths only.
     let plain =
@@ -263,6 +272,14 @@ fn place_all(pairs: Vec<(Target, Content)>) -> Result<()> {
                 (path.to_owned(), Arc::new(dir::make_all(path, &owner, shown)?))
             }
         });
+        if let Some(link) = &target.link_target {
+            if !matches!(&content, Content::Memory(content) if content.is_empty()) {
+                return Err(FileError::Invalid(format!("{shown}: a link has no content")));
+            }
+            put_link(link, parent_dir, name, &target.attributes)
+                .map_err(|errno| wrong_target(shown, errno))?;
+            continue;
+        }
         let place = follow(parent_dir, name).map_err(|errno| wrong_target(shown, errno))?;
         let file = put(content, &place, &target.attributes).map_err(|errno| wrong_target(shown, errno))?;
         if flush_each || is_remote(&file) {
@@ -314,6 +331,26 @@ fn put(
         }
     };
     temp.replace(dir.as_fd(), name, attributes)
+}
+
+/// Makes a symlink and lets it take its name at once. Its permission bits have no meaning.
+fn put_link(
+    link: &str,
+    parent: &Arc<OwnedFd>,
+    name: &std::ffi::OsStr,
+    attributes: &Attributes,
+) -> rustix::io::Result<()> {
+    let hidden = hidden_name();
+    rustix::fs::symlinkat(link, parent, &hidden)?;
+    let (uid, gid) = (attributes.uid.map(Uid::from_raw), attributes.gid.map(Gid::from_raw));
+    let own = || rustix::fs::chownat(parent, &hidden, uid, gid, AtFlags::SYMLINK_NOFOLLOW);
+    let owned = if uid.is_some() || gid.is_some() { own() } else { Ok(()) };
+    let placed = owned.and_then(|()| rustix::fs::renameat(parent, &hidden, parent, name));
+    if placed.is_err() {
+        // The first failure is the one to tell.
+        let _ = rustix::fs::unlinkat(parent, &hidden, AtFlags::empty());
+    }
+    placed
 }
 
 fn wrong_target(shown: &str, errno: Errno) -> FileError {
