@@ -13,14 +13,19 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use osb_protocol::ids::SandboxId;
 
-use crate::image::Image;
+use crate::image::{HOST, Image};
 use crate::slot::{ENDED_FILE, LOG_FILE};
 
 /// More entries than this are not the few that the engine itself puts there.
 const ENTRIES: usize = 64;
+
+/// What lies below the image `host` changes under an overlay that is mounted, and a name that was looked for in vain
+/// stays unknown to it. After this time there is a new one.
+const OF_HOST: Duration = Duration::from_secs(60);
 
 /// Files in a sandbox's directory that belong to its slot.
 #[derive(Debug)]
@@ -33,6 +38,7 @@ pub(crate) struct Kept {
     /// The host files in the first upper layer: path and text.
     files: Vec<(String, String)>,
     marks: Vec<(PathBuf, Mark)>,
+    made: Instant,
 }
 
 /// State of an inode.
@@ -59,7 +65,7 @@ impl Kept {
         templates: Vec<OwnedFd>,
         files: Vec<(String, String)>,
     ) -> io::Result<Self> {
-        let mut kept = Self { id, image, templates, files, marks: Vec::new() };
+        let mut kept = Self { id, image, templates, files, marks: Vec::new(), made: Instant::now() };
         kept.mark(dir)?;
         Ok(kept)
     }
@@ -68,6 +74,28 @@ impl Kept {
     pub(crate) fn is_untouched(&self, dir: &Path) -> bool {
         // Parents come first, and one that is unchanged has the same entries.
         self.marks.iter().all(|(path, mark)| Mark::of(&dir.join(path)).is_ok_and(|now| now == *mark))
+    }
+
+    /// Whether a sandbox of that image may have them.
+    pub(crate) fn fits(&self, image: &Image) -> bool {
+        let in_time = image.reference != HOST || self.made.elapsed() < OF_HOST;
+        self.image.id == image.id && in_time && self.is_well()
+    }
+
+    /// Whether the overlays still take what is written to them. One that is mounted `volatile` refuses every `fsync` once
+    /// its disk has failed to write, a new one does not.
+    fn is_well(&self) -> bool {
+        use rustix::fs::{Mode, OFlags};
+        self.templates.iter().all(|template| {
+            rustix::fs::openat(
+                template,
+                ".",
+                OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC,
+                Mode::empty(),
+            )
+            .and_then(rustix::fs::fsync)
+            .is_ok()
+        })
     }
 
     /// Gives the host files other texts, after the directory has got another name. Nobody may be using the sandbox.

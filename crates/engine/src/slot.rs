@@ -258,11 +258,8 @@ impl Maker {
     /// The files that the slot's last sandbox has left as they were, for a new one.
     fn again(&self, slot: &mut Slot, id: SandboxId, image: &Image) -> Option<Vec<OwnedFd>> {
         let mut kept = slot.kept.take()?;
-        let renewed = if kept.image.id == image.id {
-            self.renew(&mut kept, id)
-        } else {
-            Err(io::ErrorKind::NotFound.into())
-        };
+        let renewed =
+            if kept.fits(image) { self.renew(&mut kept, id) } else { Err(io::ErrorKind::NotFound.into()) };
         match renewed {
             Ok(overlays) => {
                 slot.kept = Some(kept);
