@@ -13,7 +13,7 @@ use crate::exit;
 use crate::output::printable;
 use crate::settings::Context;
 use crate::signals::Signals;
-use crate::streams::Streams;
+use crate::streams::{self, Streams};
 
 /// Arguments of `events`.
 #[derive(Debug, Clone, Args)]
@@ -75,10 +75,8 @@ pub(crate) async fn run(context: &Context, args: EventsArgs, streams: &mut Strea
         let now = match now {
             Ok(now) => now,
             // A server that starts again is no end of the story.
-            Err(error)
-                if error.downcast_ref::<osb_client::Error>().is_some_and(osb_client::Error::is_retryable) =>
-            {
-                streams.note(&format!("{error:#}; trying again")).await;
+            Err(error) if streams::is_passing(&error) => {
+                streams.note(&printable(&format!("{error:#}; trying again"))).await;
                 continue;
             }
             Err(error) => return Err(error),

@@ -68,7 +68,14 @@ pub(crate) async fn while_pending<T>(
             made = &mut made => break made,
             asked = context.client.list(&filter) => asked,
         };
-        let found = asked.ok().and_then(|list| {
+        let asked = match asked {
+            Ok(list) => list,
+            Err(error) => {
+                bar.set_message(printable(&error.to_string()));
+                continue;
+            }
+        };
+        let found = Some(asked).and_then(|list| {
             list.items.into_iter().find(|info| info.image.as_ref().map(|image| &image.uri) == image.as_ref())
         });
         if let Some(message) = found.and_then(|info| info.status.message) {

@@ -87,6 +87,15 @@ pub(crate) fn color_allowed(no_color: bool, var: &impl Fn(&str) -> Option<String
         && var("TERM").as_deref() != Some("dumb")
 }
 
+/// Whether an error is of a server that is away for a while, as when it starts again.
+pub(crate) fn is_passing(error: &anyhow::Error) -> bool {
+    error.downcast_ref::<osb_client::Error>().is_some_and(|error| {
+        // A connection that the server left open when it ended breaks.
+        error.is_retryable()
+            || matches!(error, osb_client::Error::Broken { .. } | osb_client::Error::Timeout { .. })
+    })
+}
+
 /// Whether an error comes from a closed standard output.
 pub(crate) fn is_broken_pipe(error: &anyhow::Error) -> bool {
     error.downcast_ref::<std::io::Error>().is_some_and(|error| error.kind() == std::io::ErrorKind::BrokenPipe)

@@ -11,11 +11,11 @@ use serde_json::{Value, json};
 
 use crate::args::{OutputArg, key_value};
 use crate::exit;
-use crate::output::{Cell, Format, Row};
+use crate::output::{Cell, Format, Row, printable};
 use crate::sandbox::metrics_json;
 use crate::settings::Context;
 use crate::signals::Signals;
-use crate::streams::Streams;
+use crate::streams::{self, Streams};
 
 /// Sandboxes that are asked at a time.
 const PARALLEL: usize = 16;
@@ -73,7 +73,15 @@ pub(crate) async fn run(context: &Context, args: TopArgs, streams: &mut Streams)
         let now = match lines.take() {
             Some(lines) => lines,
             None => tokio::select! {
-                lines = measure(context, &args) => lines?,
+                lines = measure(context, &args) => match lines {
+                    Ok(lines) => lines,
+                    // A server that starts again is no end of the story.
+                    Err(error) if streams::is_passing(&error) => {
+                        streams.note(&printable(&format!("{error:#}; trying again"))).await;
+                        if pause(&args, &mut signals).await { continue } else { return Ok(exit::SUCCESS) }
+                    }
+                    Err(error) => return Err(error),
+                },
                 // How a person leaves is no failure.
                 _ = signals.next() => return Ok(exit::SUCCESS),
             },
@@ -81,10 +89,17 @@ pub(crate) async fn run(context: &Context, args: TopArgs, streams: &mut Streams)
         // To the corner, the table, and what an older one left below.
         streams.out(b"\x1b[H\x1b[2J").await?;
         show(context, &now, format, streams).await?;
-        tokio::select! {
-            () = tokio::time::sleep(Duration::from_secs(args.interval)) => {}
-            _ = signals.next() => return Ok(exit::SUCCESS),
+        if !pause(&args, &mut signals).await {
+            return Ok(exit::SUCCESS);
         }
+    }
+}
+
+/// Waits between two tables; false when somebody wants to leave.
+async fn pause(args: &TopArgs, signals: &mut Signals) -> bool {
+    tokio::select! {
+        () = tokio::time::sleep(Duration::from_secs(args.interval)) => true,
+        _ = signals.next() => false,
     }
 }
 

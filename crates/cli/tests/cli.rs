@@ -545,6 +545,24 @@ async fn cat_says_what_helps_and_shows_a_terminal_only_text() {
 }
 
 #[tokio::test]
+async fn top_outlives_a_server_that_is_away() {
+    let page = json!({"page": 1, "pageSize": 20, "totalItems": 0, "totalPages": 0, "hasNextPage": false});
+    let fake = Fake::start(move |number, _| {
+        let answer = match number {
+            0 => json(200, json!({"items": [], "pagination": page})),
+            _ => json(503, json!({"code": "BUSY", "message": "starting"})),
+        };
+        async move { answer }
+    })
+    .await;
+    let how = How { terminal: true, ..How::default() };
+    let limit = std::time::Duration::from_secs(5);
+    let ended = tokio::time::timeout(limit, osb_how(&fake, &["top", "-i", "1"], how)).await;
+    assert!(ended.is_err(), "{ended:?}");
+    assert!(fake.calls().len() > 5, "more than the attempts of one look: {:?}", fake.calls());
+}
+
+#[tokio::test]
 async fn a_misspelt_key_of_the_settings_file_is_told_once() {
     let fake = with_command(Vec::new(), false).await;
     let dir = tempfile::tempdir().unwrap();
