@@ -2,7 +2,7 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
+use std::sync::{Arc, MutexGuard};
 use std::time::{Duration, Instant};
 
 use osb_protocol::boot::{LineEndings, Order, Started};
@@ -14,7 +14,7 @@ use tokio::task::JoinHandle;
 
 use crate::boot::{self, NotBooted, micros, shm_bytes};
 use crate::config::Limits;
-use crate::engine::{Engine, Inner};
+use crate::engine::{Engine, Inner, Table};
 use crate::error::CreateError;
 use crate::helper::child::STAGES;
 use crate::identity::Identity;
@@ -190,16 +190,23 @@ impl Inner {
         Ok(CreatedSandbox { id, record, stages })
     }
 
+    /// The table, in which there is a place for one more.
+    pub(crate) fn table_with_room(&self) -> Result<MutexGuard<'_, Table>, CreateError> {
+        let exhausted = |what: String| Err(CreateError::Exhausted { what, retry_after: RETRY_AFTER });
+        if let Some(what) = self.room.lacking() {
+            return exhausted(what);
+        }
+        let table = self.table();
+        let most = self.config.max_sandboxes;
+        if table.live.len() + table.making.len() >= most {
+            return exhausted(format!("{most} sandboxes are the most"));
+        }
+        Ok(table)
+    }
+
     /// Reserves one of the places for sandboxes.
     fn place(&self, id: Option<SandboxId>) -> Result<Place<'_>, CreateError> {
-        let exhausted = |what: String| CreateError::Exhausted { what, retry_after: RETRY_AFTER };
-        if let Some(what) = self.room.lacking() {
-            return Err(exhausted(what));
-        }
-        let mut table = self.table();
-        if table.live.len() + table.making.len() >= self.config.max_sandboxes {
-            return Err(exhausted(format!("{} sandboxes are the most", self.config.max_sandboxes)));
-        }
+        let mut table = self.table_with_room()?;
         if let Some(wanted) = id {
             let taken = table.live.contains_key(&wanted)
                 || table.ended.contains_key(&wanted)

@@ -27,7 +27,7 @@ use crate::image::{self, Image, ImageStore};
 use crate::net::{DnsForwarder, NetConfig, Network};
 use crate::pool::Pool;
 use crate::retire::Retire;
-use crate::room::{RETRY_AFTER, Room};
+use crate::room::Room;
 use crate::sandbox::{Ended, Sandbox};
 use crate::slot::{Maker, MakerParts, SANDBOXES};
 
@@ -245,13 +245,7 @@ impl Engine {
     /// # Errors
     /// [`CreateError::Exhausted`](crate::CreateError::Exhausted) says what is used up.
     pub fn room(&self) -> Result<(), crate::CreateError> {
-        let what = self.inner.room.lacking().or_else(|| {
-            let table = self.inner.table();
-            let most = self.inner.config.max_sandboxes;
-            let full = table.live.len() + table.making.len() >= most;
-            full.then(|| format!("{most} sandboxes are the most"))
-        });
-        what.map_or(Ok(()), |what| Err(crate::CreateError::Exhausted { what, retry_after: RETRY_AFTER }))
+        self.inner.table_with_room().map(drop)
     }
 
     /// Begins to prepare sandboxes of an image before anybody asks for one.
