@@ -125,8 +125,13 @@ fn document(content: &impl serde::Serialize) -> File {
 
 impl Standby {
     fn rehearse(&self) {
-        sendmsg(&self.orders, &[IoSlice::new(&[0])], &mut SendAncillaryBuffer::default(), SendFlags::NOSIGNAL)
-            .unwrap();
+        sendmsg(
+            &self.orders,
+            &[IoSlice::new(&[0])],
+            &mut SendAncillaryBuffer::default(),
+            SendFlags::NOSIGNAL,
+        )
+        .unwrap();
     }
 
     fn order(self, order: &Order) -> Sandbox {

@@ -69,8 +69,16 @@ pub fn boot(fd: i32) -> io::Result<()> {
     // Blocked before the fork, so that nothing is lost between; the daemon sets its own.
     let signals = start::signal_descriptor(&[&FORWARDED[..], &[libc::SIGCHLD]].concat())?;
     let daemon = Daemon::new(fds, listeners);
-    let mut init =
-        Init { daemon, log, ended, signals, output: None, entrypoint: Entry::Awaited, kill_at: None, in_own_namespace };
+    let mut init = Init {
+        daemon,
+        log,
+        ended,
+        signals,
+        output: None,
+        entrypoint: Entry::Awaited,
+        kill_at: None,
+        in_own_namespace,
+    };
     init.start_daemon(&[orders.as_raw_fd()]);
     let (order, document) = init.wait_for(&orders)?;
     // The entrypoint first: the create is answered as soon as it has been executed.
