@@ -217,6 +217,20 @@ impl CommandStream {
 
     /// The next event, `None` after [`CommandEvent::Finished`]. Cancel safe.
     ///
+    /// ```no_run
+    /// # async fn example(sandbox: opensandbox::Sandbox) -> opensandbox::Result<()> {
+    /// use opensandbox::CommandEvent;
+    ///
+    /// let mut stream = sandbox.shell("make").stream().await?;
+    /// while let Some(event) = stream.next().await? {
+    ///     if let CommandEvent::Stdout(text) = event {
+    ///         print!("{text}");
+    ///     }
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// When the connection breaks, when what comes is no event stream, and [`Error::StreamCut`] when the stream
     /// ends without the command's end. Nothing follows an error.
