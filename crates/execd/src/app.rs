@@ -7,7 +7,7 @@ use osb_protocol::boot::{LineEndings, UsageFds};
 
 use crate::account_cache::AccountCache;
 use crate::command::registry::Registry;
-use crate::usage;
+use crate::{pty, session, usage};
 
 /// Handle on the daemon's state. Cloning costs one reference count.
 #[derive(Clone, Debug)]
@@ -40,6 +40,10 @@ pub struct Shared {
     pub accounts: Arc<AccountCache>,
     /// The commands that can be asked about.
     pub commands: Registry,
+    /// The shells that keep their state.
+    pub sessions: session::registry::Registry,
+    /// The terminals.
+    pub terminals: pty::registry::Registry,
 }
 
 impl Default for Shared {
@@ -53,6 +57,8 @@ impl Default for Shared {
             limits: Limits::default(),
             accounts: Arc::default(),
             commands: Registry::default(),
+            sessions: session::registry::Registry::default(),
+            terminals: pty::registry::Registry::default(),
         }
     }
 }

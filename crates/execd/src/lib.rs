@@ -14,6 +14,7 @@ pub mod metrics;
 pub mod process;
 pub mod proxy;
 pub mod serve;
+pub mod session;
 pub mod start;
 pub mod stream;
 pub mod usage;

@@ -25,7 +25,7 @@ use tower::Service as _;
 use crate::account_cache::AccountCache;
 use crate::app::{App, Shared};
 use crate::process::watch;
-use crate::{command, files, http, metrics, proxy};
+use crate::{command, files, http, metrics, proxy, pty, session};
 
 /// How long open requests may take to end after a stop was asked for.
 const DRAIN: Duration = Duration::from_secs(5);
@@ -41,6 +41,8 @@ pub fn router(app: App) -> Router {
     Router::new()
         .route("/ping", get(|| async { http::done() }))
         .merge(command::router())
+        .merge(session::router())
+        .merge(pty::router())
         .merge(files::router())
         .merge(metrics::router())
         .merge(proxy::router())
@@ -141,7 +143,7 @@ fn stopped_before_contact(listeners: &[Listener], stop: &OwnedFd) -> io::Result<
 
 async fn serve(app: App, listeners: Vec<Listener>, stop: OwnedFd) -> io::Result<()> {
     let stop = watch::readable(stop).map_err(|(_, error)| error)?;
-    let all = Server::new(app);
+    let all = Server::new(app.clone());
     for listener in listeners {
         let server = all.clone();
         match listener {
@@ -167,6 +169,8 @@ async fn serve(app: App, listeners: Vec<Listener>, stop: OwnedFd) -> io::Result<
     all.connections.close();
     // What has not ended by then is cut off.
     let _ = tokio::time::timeout(DRAIN, all.connections.wait()).await;
+    let _ = tokio::time::timeout(DRAIN, app.sessions.close_all()).await;
+    let _ = tokio::time::timeout(DRAIN, app.terminals.close_all()).await;
     Ok(())
 }
 

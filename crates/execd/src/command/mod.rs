@@ -1,6 +1,7 @@
 //! Commands: run one, ask about it, read its output, stop it.
 
 pub mod envfile;
+pub(crate) mod output;
 pub mod pipe;
 pub mod prepare;
 pub mod registry;
@@ -62,11 +63,16 @@ pub(crate) fn event_stream(events: Reader) -> Response {
 
 async fn interrupt(State(app): State<App>, params: Params) -> Result<Response, ApiError> {
     let id = params.required("id")?;
-    let command = app.commands.get(id).ok_or_else(|| {
-        ApiError::new(StatusCode::NOT_FOUND, code::CONTEXT_NOT_FOUND, format!("there is no command {id:?}"))
-    })?;
     // In a task of its own: a client that leaves must not stop it half way.
-    match tokio::spawn(stop::interrupt(command)).await {
+    let stopped = if let Some(command) = app.commands.get(id) {
+        tokio::spawn(stop::interrupt(command))
+    } else if let Some(session) = app.sessions.get(id) {
+        tokio::spawn(async move { session.interrupt().await })
+    } else {
+        let message = format!("there is no command or session {id:?}");
+        return Err(ApiError::new(StatusCode::NOT_FOUND, code::CONTEXT_NOT_FOUND, message));
+    };
+    match stopped.await {
         Ok(result) => result.map(|()| done()),
         Err(error) => Err(ApiError::runtime(format!("the command could not be stopped: {error}"))),
     }

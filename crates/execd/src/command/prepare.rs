@@ -104,16 +104,9 @@ impl Checked {
     /// # Errors
     /// 400 when the working directory is none, 500 when the sandbox's own user is unknown.
     pub fn prepare(&self, app: &App, tag: u64) -> Result<Program, ApiError> {
-        let mut env = Env(BTreeMap::new());
-        env.0.extend(app.env.iter().cloned());
-        if let Some(path) = app.var("EXECD_ENVS").filter(|path| !path.is_empty()) {
-            env.0.extend(envfile::read(path, |name| app.var(name)));
-        }
-        env.0.extend(self.envs.iter().map(|(name, value)| (name.into(), value.into())));
-
         let accounts = app.accounts.get();
         let identity = self.identity(app, &accounts)?;
-        env.add_account(&accounts, identity.as_ref());
+        let mut env = Env::new(app, &self.envs, &accounts, identity.as_ref());
 
         let cwd = self.directory(app, &env)?;
         env.0.insert("PWD".into(), cwd.clone().into_os_string());
@@ -139,14 +132,7 @@ impl Checked {
     }
 
     fn identity(&self, app: &App, accounts: &Accounts) -> Result<Option<Identity>, ApiError> {
-        let Some((uid, gid)) = self.user else {
-            return app
-                .user
-                .as_deref()
-                .map(|user| accounts.resolve(user))
-                .transpose()
-                .map_err(|error| ApiError::runtime(format!("the user of this sandbox: {error}")));
-        };
+        let Some((uid, gid)) = self.user else { return usual_identity(app, accounts) };
         let mut identity = accounts.identity(uid, gid);
         if gid.is_some()
             && let Some(user) = accounts.user_by_id(uid)
@@ -160,10 +146,7 @@ impl Checked {
 
     fn directory(&self, app: &App, env: &Env) -> Result<PathBuf, ApiError> {
         let Some(cwd) = self.cwd.as_deref().filter(|cwd| !cwd.is_empty()) else { return Ok(app.cwd.clone()) };
-        let place = Place { env, cwd: &app.cwd };
-        let path = Requested::new(cwd.as_bytes(), &place)
-            .map_err(|error| ApiError::invalid(format!("'cwd': {error}")))?
-            .path;
+        let path = env.expand(app, cwd)?;
         match std::fs::metadata(&path) {
             Ok(found) if found.is_dir() => Ok(path),
             Ok(_) => Err(ApiError::invalid(format!("'cwd': {} is not a directory", path.display()))),
@@ -172,11 +155,51 @@ impl Checked {
     }
 }
 
+/// The user of this sandbox; `None` stays what the daemon is.
+pub(crate) fn usual_identity(app: &App, accounts: &Accounts) -> Result<Option<Identity>, ApiError> {
+    app.user
+        .as_deref()
+        .map(|user| accounts.resolve(user))
+        .transpose()
+        .map_err(|error| ApiError::runtime(format!("the user of this sandbox: {error}")))
+}
+
+/// Variables of the sandbox's file of them, in order.
+pub(crate) fn file_variables(app: &App) -> Vec<(OsString, OsString)> {
+    match app.var("EXECD_ENVS").filter(|path| !path.is_empty()) {
+        Some(path) => envfile::read(path, |name| app.var(name)),
+        None => Vec::new(),
+    }
+}
+
 /// Environment of the command to be.
-struct Env(BTreeMap<OsString, OsString>);
+pub(crate) struct Env(pub(crate) BTreeMap<OsString, OsString>);
 
 impl Env {
-    fn path(&self) -> &OsStr {
+    /// The daemon's environment, the sandbox's file of variables and the request's, later ones first in rank.
+    pub(crate) fn new(
+        app: &App,
+        envs: &BTreeMap<String, String>,
+        accounts: &Accounts,
+        identity: Option<&Identity>,
+    ) -> Self {
+        let mut env = Self(BTreeMap::new());
+        env.0.extend(app.env.iter().cloned());
+        env.0.extend(file_variables(app));
+        env.0.extend(envs.iter().map(|(name, value)| (name.into(), value.into())));
+        env.add_account(accounts, identity);
+        env
+    }
+
+    /// Expands `~` and `$NAME` in the name of a working directory.
+    pub(crate) fn expand(&self, app: &App, cwd: &str) -> Result<PathBuf, ApiError> {
+        let place = Place { env: self, cwd: &app.cwd };
+        let requested = Requested::new(cwd.as_bytes(), &place)
+            .map_err(|error| ApiError::invalid(format!("'cwd': {error}")))?;
+        Ok(requested.path)
+    }
+
+    pub(crate) fn path(&self) -> &OsStr {
         self.0.get(OsStr::new("PATH")).map_or_else(|| OsStr::new(DEFAULT_PATH), OsString::as_os_str)
     }
 
@@ -197,7 +220,7 @@ impl Env {
         self.0.entry("PATH".into()).or_insert_with(|| DEFAULT_PATH.into());
     }
 
-    fn into_strings(self) -> Result<Vec<CString>, ApiError> {
+    pub(crate) fn into_strings(self) -> Result<Vec<CString>, ApiError> {
         self.0
             .into_iter()
             .map(|(mut name, value)| {
@@ -231,7 +254,7 @@ impl Surroundings for Place<'_> {
 
 /// Arguments by which the shell `name` runs `command`. One that is too long for an argument goes in pieces, which
 /// the shell puts together and takes off its positional parameters again.
-fn script(name: &str, command: &str) -> Vec<String> {
+pub(crate) fn script(name: &str, command: &str) -> Vec<String> {
     let mut argv = vec![name.to_owned(), "-c".to_owned()];
     if command.len() <= LONGEST_ARGUMENT {
         argv.push(command.to_owned());
@@ -251,7 +274,7 @@ fn script(name: &str, command: &str) -> Vec<String> {
 }
 
 /// `bash` where the image has it, else `sh`.
-fn shell(path: &OsStr) -> (PathBuf, &'static str) {
+pub(crate) fn shell(path: &OsStr) -> (PathBuf, &'static str) {
     let found = |name: &'static str| {
         candidates(name, path)
             .into_iter()
@@ -272,7 +295,7 @@ pub(crate) fn candidates(name: &str, path: &OsStr) -> Vec<PathBuf> {
     std::env::split_paths(path).filter(|dir| dir.is_absolute()).map(|dir| dir.join(name)).collect()
 }
 
-fn c_string(text: OsString) -> Result<CString, ApiError> {
+pub(crate) fn c_string(text: OsString) -> Result<CString, ApiError> {
     CString::new(text.into_vec()).map_err(|error| {
         let shown = error.into_vec();
         ApiError::invalid(format!("{:?} holds a NUL byte", OsStr::from_bytes(&shown)))

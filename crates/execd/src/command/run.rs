@@ -12,10 +12,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use osb_protocol::execd::ExecutionError;
-use tokio::io::unix::AsyncFd;
 use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep_until};
 
+use super::output::{self, Output, QUIET, ended};
 use super::pipe::{self, Found, Pipe};
 use super::prepare::Checked;
 use super::registry::Command;
@@ -28,14 +28,9 @@ use crate::process::spawn::{self, Program, SpawnError, Stdio};
 use crate::process::{tree, watch};
 use crate::stream::event::{self, Source};
 use crate::stream::feed::{self, Reader, Writer};
-use crate::stream::lines::LineSplitter;
 
 /// Signs of life.
-const PING: Duration = Duration::from_secs(3);
-/// Once the process has ended and others hold its output, this long without a byte is the end…
-const QUIET: Duration = Duration::from_millis(50);
-/// …and this long altogether.
-const QUIET_LIMIT: Duration = Duration::from_millis(250);
+pub(crate) const PING: Duration = Duration::from_secs(3);
 /// Exit code of a command that could not be started.
 const NOT_STARTED: i32 = 255;
 
@@ -123,8 +118,17 @@ fn launch(app: &App, program: &Program, background: bool) -> Result<Started, Spa
     Ok(Started { pid: spawned.pid, pidfd: spawned.pidfd, outputs, oom_kills })
 }
 
+/// What to say of a kill by the kernel for want of memory.
+pub(crate) const OUT_OF_MEMORY: &str = "out of memory: the kernel killed a process because the sandbox's memory \
+    limit was reached; raise the limit or use less memory";
+
+/// Whether the kernel has killed for want of memory since it was asked `before`.
+pub(crate) fn out_of_memory(app: &App, before: Option<u64>) -> bool {
+    before.is_some_and(|before| app.limits.oom_kills().is_some_and(|now| now > before))
+}
+
 /// Where the sandbox keeps what is temporary.
-fn temp_dir(app: &App) -> PathBuf {
+pub(crate) fn temp_dir(app: &App) -> PathBuf {
     app.var("TMPDIR").filter(|dir| !dir.is_empty()).map_or_else(|| "/tmp".into(), PathBuf::from)
 }
 
@@ -135,12 +139,6 @@ struct Run {
     writer: Writer,
     began: Instant,
     timeout: Option<Duration>,
-}
-
-/// An output of a foreground command on its way to events.
-struct Output {
-    pipe: Option<Pipe>,
-    lines: LineSplitter,
 }
 
 impl Run {
@@ -204,9 +202,9 @@ impl Run {
         let mut fds = started.outputs.into_iter();
         let mut output = |source| {
             let pipe = Pipe::new(fds.next().ok_or(io::ErrorKind::NotFound)?)?;
-            Ok(Output { pipe: Some(pipe), lines: LineSplitter::new(source, self.app.line_endings) })
+            Ok(Output::new(pipe, source, self.app.line_endings))
         };
-        let both = output(Source::Stdout).and_then(|out| Ok((out, output(Source::Stderr)?)));
+        let both: io::Result<_> = output(Source::Stdout).and_then(|out| Ok((out, output(Source::Stderr)?)));
         let (mut out, mut err) = match both {
             Ok(both) => both,
             Err(error) => return self.lost(pidfd.get_ref(), &error).await,
@@ -218,8 +216,8 @@ impl Run {
             let full = self.writer.is_full();
             tokio::select! {
                 exit = ended(&pidfd) => break exit,
-                () = out.turn(&self.writer), if !full && out.pipe.is_some() => {}
-                () = err.turn(&self.writer), if !full && err.pipe.is_some() => {}
+                () = out.turn(&self.writer), if !full && out.is_open() => {}
+                () = err.turn(&self.writer), if !full && err.is_open() => {}
                 () = self.writer.room(), if full => {}
                 () = self.writer.abandoned(), if !full && !abandoned => abandoned = true,
                 () = timer.expired() => timer.kill(self.command.tag),
@@ -232,51 +230,13 @@ impl Run {
         let timed_out = self.time_out(&mut timer).await;
         // The end is a fact now, however long the client takes to read what came before it.
         let failure = self.record(exit, started.oom_kills, timed_out);
-        self.drain(&mut out, &mut err).await;
+        output::drain(&self.writer, &mut out, &mut err).await;
         match failure {
             None => self.writer.push(|out| event::push_complete(out, self.began.elapsed())),
             Some(traceback) => self.fail(exit.code().to_string(), traceback),
         }
-        for output in [out, err] {
-            if let Some(pipe) = output.pipe {
-                tokio::spawn(pipe.discard());
-            }
-        }
-    }
-
-    /// Delivers what the outputs hold after the process has ended.
-    async fn drain(&self, out: &mut Output, err: &mut Output) {
-        for output in [&mut *out, &mut *err] {
-            // Somebody else may be writing without end, so only what is there now is certain to be read.
-            let waiting = output.pipe.as_ref().map_or(0, Pipe::waiting);
-            let mut taken = 0;
-            while taken <= waiting {
-                if self.writer.is_full() {
-                    self.writer.room().await;
-                }
-                let (found, length) = output.read(&self.writer);
-                taken += length;
-                if found != Found::More {
-                    break;
-                }
-            }
-        }
-        let limit = Instant::now() + QUIET_LIMIT;
-        let mut quiet = Instant::now() + QUIET;
-        while out.pipe.is_some() || err.pipe.is_some() {
-            let full = self.writer.is_full();
-            tokio::select! {
-                biased;
-                () = sleep_until(quiet.min(limit)) => break,
-                () = out.turn(&self.writer), if !full && out.pipe.is_some() => quiet = Instant::now() + QUIET,
-                () = err.turn(&self.writer), if !full && err.pipe.is_some() => quiet = Instant::now() + QUIET,
-                () = self.writer.room(), if full => {}
-            }
-        }
-        let suffix = event::suffix(event::unix_millis());
-        for output in [out, err] {
-            self.writer.push(|events| output.lines.finish(&suffix, events));
-        }
+        out.forget();
+        err.forget();
     }
 
     /// Waits for the kill at the time limit, if it has passed, and says what there is to say about it.
@@ -297,14 +257,8 @@ impl Run {
         let mut traceback = vec![exit.words()];
         if let Some(timed_out) = timed_out {
             traceback.push(timed_out);
-        } else if exit.signal() == Some(libc::SIGKILL)
-            && oom_kills.is_some_and(|before| self.app.limits.oom_kills().is_some_and(|now| now > before))
-        {
-            traceback.push(
-                "out of memory: the kernel killed a process because the sandbox's memory limit was reached; \
-                 raise the limit or use less memory"
-                    .to_owned(),
-            );
+        } else if exit.signal() == Some(libc::SIGKILL) && out_of_memory(&self.app, oom_kills) {
+            traceback.push(OUT_OF_MEMORY.to_owned());
         }
         let failure = Some(traceback).filter(|_| exit != Exit::Code(0));
         let error = failure.as_ref().map(|traceback| traceback.join("; "));
@@ -386,62 +340,5 @@ async fn collect(pipe: Pipe, command: Arc<Command>) {
             return;
         }
         tokio::task::consume_budget().await;
-    }
-}
-
-/// Waits for the end of the process and collects its status.
-async fn ended(pidfd: &AsyncFd<OwnedFd>) -> Exit {
-    loop {
-        let readable = pidfd.readable().await;
-        match (readable, exit::reap(pidfd.get_ref())) {
-            (_, Ok(Some(exit))) => return exit,
-            (Ok(mut guard), Ok(None)) => guard.clear_ready(),
-            // The runtime is going down, or the status was taken by a stranger: neither can be waited for.
-            (Err(_), _) | (_, Err(_)) => return Exit::Signal(libc::SIGKILL),
-        }
-    }
-}
-
-impl Output {
-    /// Waits until there is something, and makes events of it. Cancel safe.
-    async fn turn(&mut self, writer: &Writer) {
-        let Some(pipe) = &self.pipe else { return std::future::pending().await };
-        let Ok(mut guard) = pipe.readable().await else { return self.pipe = None };
-        let (found, _) = self.lines.take(pipe, writer);
-        if found == Found::Idle {
-            guard.clear_ready();
-        }
-        drop(guard);
-        if found == Found::Closed {
-            self.pipe = None;
-        }
-    }
-
-    /// Makes events of what is at hand; tells how many bytes these were.
-    fn read(&mut self, writer: &Writer) -> (Found, u64) {
-        let Some(pipe) = &self.pipe else { return (Found::Closed, 0) };
-        let result = self.lines.take(pipe, writer);
-        if result.0 == Found::Closed {
-            self.pipe = None;
-        }
-        result
-    }
-}
-
-impl LineSplitter {
-    fn take(&mut self, pipe: &Pipe, writer: &Writer) -> (Found, u64) {
-        let suffix = event::suffix(event::unix_millis());
-        let mut length = 0;
-        let found = pipe.read(|piece| {
-            length += piece.len() as u64;
-            writer.push(|out| self.push(piece, &suffix, out));
-            !writer.is_full()
-        });
-        match found {
-            Found::More => {}
-            Found::Idle => writer.push(|out| self.idle(&suffix, out)),
-            Found::Closed => writer.push(|out| self.finish(&suffix, out)),
-        }
-        (found, length)
     }
 }

@@ -9,7 +9,8 @@ use tokio::time::{Instant, sleep_until};
 
 use super::registry::{Command, Phase};
 use crate::http::ApiError;
-use crate::process::{tree, watch};
+use crate::process::tree::{self, Marks};
+use crate::process::watch;
 
 /// An interrupted command has this long to end by itself.
 const INTERRUPT_GRACE: Duration = Duration::from_secs(3);
@@ -26,8 +27,14 @@ pub async fn interrupt(command: Arc<Command>) -> Result<(), ApiError> {
     if matches!(*started.map_err(gone)?, Phase::Ended(_)) {
         return Ok(());
     }
-    let tag = command.tag;
-    let members = blocking(move || tree::terminate(tag)).await?;
+    end(command.tag.into()).await?;
+    phase.wait_for(|phase| matches!(phase, Phase::Ended(_))).await.map_err(gone)?;
+    Ok(())
+}
+
+/// Asks processes to end, and makes them after a while. Not cancel safe.
+pub(crate) async fn end(marks: Marks) -> Result<(), ApiError> {
+    let members = blocking(move || tree::terminate(marks)).await?;
     let ended = async {
         for member in members {
             // A descriptor that cannot be waited for is left to the kill below.
@@ -37,13 +44,11 @@ pub async fn interrupt(command: Arc<Command>) -> Result<(), ApiError> {
         }
     };
     let _ = tokio::time::timeout(INTERRUPT_GRACE, ended).await;
-    blocking(move || tree::kill(tag)).await?;
-    phase.wait_for(|phase| matches!(phase, Phase::Ended(_))).await.map_err(gone)?;
-    Ok(())
+    blocking(move || tree::kill(marks)).await
 }
 
 /// Does work that may block where it holds nobody up.
-pub(super) async fn blocking<T: Send + 'static>(
+pub(crate) async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> io::Result<T> + Send + 'static,
 ) -> Result<T, ApiError> {
     match tokio::task::spawn_blocking(work).await {
@@ -53,20 +58,20 @@ pub(super) async fn blocking<T: Send + 'static>(
 }
 
 /// The time limit of a run.
-pub(super) struct Timer {
+pub(crate) struct Timer {
     at: Option<Instant>,
     killer: Option<JoinHandle<io::Result<()>>>,
     /// Whether it has passed.
-    pub(super) killed: bool,
+    pub(crate) killed: bool,
 }
 
 impl Timer {
-    pub(super) fn new(began: Instant, limit: Option<Duration>) -> Self {
+    pub(crate) fn new(began: Instant, limit: Option<Duration>) -> Self {
         // A limit beyond the clock's reach is none.
         Self { at: limit.and_then(|limit| began.checked_add(limit)), killer: None, killed: false }
     }
 
-    pub(super) async fn expired(&self) {
+    pub(crate) async fn expired(&self) {
         match self.at {
             Some(at) => sleep_until(at).await,
             None => std::future::pending().await,
@@ -74,14 +79,15 @@ impl Timer {
     }
 
     /// Kills all processes with the mark, elsewhere.
-    pub(super) fn kill(&mut self, tag: u64) {
+    pub(crate) fn kill(&mut self, marks: impl Into<Marks>) {
+        let marks = marks.into();
         self.at = None;
         self.killed = true;
-        self.killer = Some(tokio::task::spawn_blocking(move || tree::kill(tag)));
+        self.killer = Some(tokio::task::spawn_blocking(move || tree::kill(marks)));
     }
 
     /// Waits until a kill under way is done; tells what went wrong with it.
-    pub(super) async fn finish(&mut self) -> io::Result<()> {
+    pub(crate) async fn finish(&mut self) -> io::Result<()> {
         match self.killer.take() {
             Some(killer) => killer.await.map_err(io::Error::other)?,
             None => Ok(()),

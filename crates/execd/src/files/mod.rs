@@ -3,9 +3,9 @@
 //! Everything that touches a disk runs on blocking threads and goes to its end even when the client leaves. Paths
 //! are expanded by [`path`]; [`error`] chooses status and code.
 
-mod attributes;
+pub(crate) mod attributes;
 mod copy;
-mod dir;
+pub(crate) mod dir;
 mod download;
 mod error;
 mod find;

@@ -27,6 +27,57 @@ const KILL_LIMIT: Duration = Duration::from_secs(60);
 /// At most this many descriptors of processes are held at a time; the daemon needs some for itself.
 const MOST_HELD: usize = 512;
 
+/// Low bits of a mark in which the members of a family differ.
+const FAMILY: u64 = (1 << 20) - 1;
+
+/// Which marks are meant: one, or a family of them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Marks {
+    value: u64,
+    mask: u64,
+}
+
+impl Marks {
+    /// All marks that [`member`] makes of this one.
+    #[must_use]
+    pub fn family(tag: u64) -> Self {
+        Self { value: tag & !FAMILY, mask: !FAMILY }
+    }
+
+    fn holds(self, mark: u64) -> bool {
+        mark & self.mask == self.value
+    }
+}
+
+impl From<u64> for Marks {
+    fn from(tag: u64) -> Self {
+        Self { value: tag, mask: u64::MAX }
+    }
+}
+
+/// The mark of a family's member of that number. Numbers begin again after a million.
+#[must_use]
+pub fn member(tag: u64, number: u64) -> u64 {
+    (tag & !FAMILY) | (number & FAMILY)
+}
+
+/// Gives a child that has not been reaped another mark, which what it starts from then on inherits.
+///
+/// # Errors
+/// The child runs as somebody else and this process may not set others' limits.
+pub fn retag(pid: i32, tag: u64) -> io::Result<()> {
+    let mut limit = libc::rlimit64 { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: the pointers are to a local that lives during the calls.
+    let result = unsafe {
+        let (resource, none) = (libc::RLIMIT_RTTIME, std::ptr::null::<libc::rlimit64>());
+        libc::syscall(libc::SYS_prlimit64, pid, resource, none, &raw mut limit);
+        limit.rlim_cur = tag;
+        let none = std::ptr::null_mut::<libc::rlimit64>();
+        libc::syscall(libc::SYS_prlimit64, pid, resource, &raw const limit, none)
+    };
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
 /// A mark made of an id's random bits.
 #[must_use]
 pub fn tag(random: u64) -> u64 {
@@ -53,9 +104,9 @@ pub(super) fn apply_tag(tag: u64) {
 
 /// Sends a signal to every living process with the mark and hands their descriptors back, though not more than
 /// [`MOST_HELD`]. Reads `/proc`: call it where that may block.
-pub fn signal(tag: u64, signal: Signal) -> io::Result<Vec<OwnedFd>> {
+pub fn signal(marks: impl Into<Marks>, signal: Signal) -> io::Result<Vec<OwnedFd>> {
     let mut held = Vec::new();
-    each(tag, |_, process| {
+    each(marks.into(), |_, process| {
         // One that has just ended needs no signal.
         let _ = pidfd_send_signal(&process, signal);
         if held.len() < MOST_HELD {
@@ -66,8 +117,8 @@ pub fn signal(tag: u64, signal: Signal) -> io::Result<Vec<OwnedFd>> {
 }
 
 /// Asks every process with the mark to end. One that is stopped is continued, or it could not follow.
-pub fn terminate(tag: u64) -> io::Result<Vec<OwnedFd>> {
-    let members = signal(tag, Signal::TERM)?;
+pub fn terminate(marks: impl Into<Marks>) -> io::Result<Vec<OwnedFd>> {
+    let members = signal(marks, Signal::TERM)?;
     for member in &members {
         let _ = pidfd_send_signal(member, Signal::CONT);
     }
@@ -78,19 +129,20 @@ pub fn terminate(tag: u64) -> io::Result<Vec<OwnedFd>> {
 ///
 /// # Errors
 /// `/proc` cannot be read, or some processes are left after all.
-pub fn kill(tag: u64) -> io::Result<()> {
+pub fn kill(marks: impl Into<Marks>) -> io::Result<()> {
+    let marks = marks.into();
     let end = Instant::now() + KILL_LIMIT;
     let mut forking = false;
     loop {
         // Programs that fork as fast as they are killed are held first. One that is held forks no more, but keeps
         // its place under the limit of processes, so that soon nothing can be forked at all.
         if forking {
-            hold(tag, end)?;
+            hold(marks, end)?;
         }
-        let killed = signal(tag, Signal::KILL)?;
+        let killed = signal(marks, Signal::KILL)?;
         let ended = wait(&killed, KILL_PATIENCE)?;
         // Commonly this look finds nothing; what it finds came up behind the first one.
-        forking = count(tag)? > 0;
+        forking = count(marks)? > 0;
         if !forking {
             return Ok(());
         }
@@ -101,18 +153,18 @@ pub fn kill(tag: u64) -> io::Result<()> {
     }
 }
 
-fn count(tag: u64) -> io::Result<usize> {
+fn count(marks: impl Into<Marks>) -> io::Result<usize> {
     let mut count = 0;
-    each(tag, |_, _| count += 1)?;
+    each(marks.into(), |_, _| count += 1)?;
     Ok(count)
 }
 
 /// Stops every process with the mark, until no new ones come up.
-fn hold(tag: u64, end: Instant) -> io::Result<()> {
+fn hold(marks: Marks, end: Instant) -> io::Result<()> {
     let mut known = HashSet::new();
     loop {
         let mut new = false;
-        each(tag, |pid, process| {
+        each(marks, |pid, process| {
             let _ = pidfd_send_signal(&process, Signal::STOP);
             new |= known.insert(pid);
         })?;
@@ -141,16 +193,16 @@ pub fn wait(processes: &[OwnedFd], limit: Duration) -> io::Result<bool> {
 }
 
 /// Hands over every living process with the mark.
-fn each(tag: u64, mut take: impl FnMut(i32, OwnedFd)) -> io::Result<()> {
+fn each(marks: Marks, mut take: impl FnMut(i32, OwnedFd)) -> io::Result<()> {
     for entry in std::fs::read_dir("/proc")? {
         let name = entry?.file_name();
         let Some(pid) = name.to_str().and_then(|name| name.parse::<i32>().ok()) else { continue };
         // Cheap look first; only what carries the mark is opened and looked at again.
-        if mark_of(pid) != Some(tag) {
+        if !mark_of(pid).is_some_and(|mark| marks.holds(mark)) {
             continue;
         }
         let Ok(process) = open_pidfd(pid) else { continue };
-        if mark_of(pid) == Some(tag) && !has_ended(&process) {
+        if mark_of(pid).is_some_and(|mark| marks.holds(mark)) && !has_ended(&process) {
             take(pid, process);
         }
     }
@@ -163,9 +215,9 @@ fn has_ended(process: &OwnedFd) -> bool {
     poll(&mut [PollFd::new(&process.as_fd(), PollFlags::IN)], Some(&now)).is_ok_and(|ready| ready > 0)
 }
 
-/// Asked by a system call, which is much faster than a read of `/proc` and so leaves a process that is about to fork
+/// The mark of a process. Asked by a system call, which is much faster than a read of `/proc` and so leaves a process that is about to fork
 /// and go the less time. For processes of other users that may not be allowed; the file may be read by all.
-fn mark_of(pid: i32) -> Option<u64> {
+pub(crate) fn mark_of(pid: i32) -> Option<u64> {
     let mut limit = libc::rlimit64 { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: the pointer is to a local that lives during the call, and nothing is set.
     let result = unsafe {
@@ -224,6 +276,21 @@ mod tests {
         assert_eq!(count(tag).unwrap(), 0);
         let exit = crate::process::exit::wait_blocking(&spawned.pidfd).unwrap();
         assert_eq!(exit, Some(crate::process::exit::Exit::Signal(libc::SIGKILL)));
+    }
+
+    #[test]
+    fn a_family_is_found_whole_and_its_members_apart() {
+        let (first, spawned) = start("sleep 311 & read never < /dev/zero & wait");
+        wait_for(first, 3);
+        let second = member(first, 7);
+        retag(spawned.pid, second).unwrap();
+        assert_eq!((count(first).unwrap(), count(second).unwrap()), (2, 1));
+        assert_eq!(count(Marks::family(second)).unwrap(), 3);
+        kill(second).unwrap();
+        assert_eq!(count(first).unwrap(), 2);
+        kill(Marks::family(first)).unwrap();
+        assert_eq!(count(Marks::family(first)).unwrap(), 0);
+        let _ = crate::process::exit::wait_blocking(&spawned.pidfd).unwrap();
     }
 
     #[test]

@@ -27,8 +27,13 @@ pub fn run_on(client: Client, body: Value) -> Run {
 }
 
 /// Posts a command and gives the open stream.
-pub fn open_on(mut client: Client, body: Value) -> Stream {
-    let head = client.request("POST", "/command", &[], body.to_string().as_bytes());
+pub fn open_on(client: Client, body: Value) -> Stream {
+    open_at(client, "/command", body)
+}
+
+/// Posts a command to this path and gives the open stream.
+pub fn open_at(mut client: Client, path: &str, body: Value) -> Stream {
+    let head = client.request("POST", path, &[], body.to_string().as_bytes());
     assert_eq!(head.status, 200, "{}", String::from_utf8_lossy(&client.body(&head)));
     assert_eq!(head.header("content-type"), Some("text/event-stream"));
     assert_eq!(head.header("cache-control"), Some("no-cache"));

@@ -23,13 +23,14 @@ pub struct SessionCreated {
 /// Body of `POST /session/{id}/run`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RunInSessionRequest {
-    /// Shell text.
+    /// Shell text. Early clients call it `code`.
+    #[serde(alias = "code")]
     pub command: String,
     /// Working directory of this run and of those after it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cwd: Option<String>,
-    /// Milliseconds; 0 or absent is the daemon's own limit of a day.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// Milliseconds; 0 or absent is the daemon's own limit of a day. Early clients call it `timeout_ms`.
+    #[serde(default, alias = "timeout_ms", skip_serializing_if = "Option::is_none")]
     pub timeout: Option<i64>,
 }
 
