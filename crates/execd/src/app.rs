@@ -7,7 +7,7 @@ use osb_protocol::boot::{LineEndings, UsageFds};
 
 use crate::account_cache::AccountCache;
 use crate::command::registry::Registry;
-use crate::{pty, session, usage};
+use crate::{session, usage};
 
 /// Handle on the daemon's state. Cloning costs one reference count.
 #[derive(Clone, Debug)]
@@ -42,8 +42,6 @@ pub struct Shared {
     pub commands: Registry,
     /// The shells that keep their state.
     pub sessions: session::registry::Registry,
-    /// The terminals.
-    pub terminals: pty::registry::Registry,
 }
 
 impl Default for Shared {
@@ -58,7 +56,6 @@ impl Default for Shared {
             accounts: Arc::default(),
             commands: Registry::default(),
             sessions: session::registry::Registry::default(),
-            terminals: pty::registry::Registry::default(),
         }
     }
 }
