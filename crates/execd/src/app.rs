@@ -7,7 +7,7 @@ use osb_protocol::boot::{LineEndings, UsageFds};
 
 use crate::account_cache::AccountCache;
 use crate::command::registry::Registry;
-use crate::{session, usage};
+use crate::{pty, session, usage};
 
 /// Handle on the daemon's state. Cloning costs one reference count.
 #[derive(Clone, Debug)]
@@ -42,6 +42,8 @@ pub struct Shared {
     pub commands: Registry,
     /// The shells that keep their state.
     pub sessions: session::registry::Registry,
+    /// The terminals.
+    pub terminals: pty::registry::Registry,
 }
 
 impl Default for Shared {
@@ -56,6 +58,7 @@ impl Default for Shared {
             accounts: Arc::default(),
             commands: Registry::default(),
             sessions: session::registry::Registry::default(),
+            terminals: pty::registry::Registry::default(),
         }
     }
 }

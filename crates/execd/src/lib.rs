@@ -13,6 +13,7 @@ pub mod log;
 pub mod metrics;
 pub mod process;
 pub mod proxy;
+pub mod pty;
 pub mod serve;
 pub mod session;
 pub mod start;

@@ -25,7 +25,7 @@ use tower::Service as _;
 use crate::account_cache::AccountCache;
 use crate::app::{App, Shared};
 use crate::process::watch;
-use crate::{command, files, http, metrics, proxy, session};
+use crate::{command, files, http, metrics, proxy, pty, session};
 
 /// How long open requests may take to end after a stop was asked for.
 const DRAIN: Duration = Duration::from_secs(5);
@@ -42,6 +42,7 @@ pub fn router(app: App) -> Router {
         .route("/ping", get(|| async { http::done() }))
         .merge(command::router())
         .merge(session::router())
+        .merge(pty::router())
         .merge(files::router())
         .merge(metrics::router())
         .merge(proxy::router())
@@ -169,6 +170,7 @@ async fn serve(app: App, listeners: Vec<Listener>, stop: OwnedFd) -> io::Result<
     // What has not ended by then is cut off.
     let _ = tokio::time::timeout(DRAIN, all.connections.wait()).await;
     let _ = tokio::time::timeout(DRAIN, app.sessions.close_all()).await;
+    let _ = tokio::time::timeout(DRAIN, app.terminals.close_all()).await;
     Ok(())
 }
 

@@ -104,6 +104,8 @@ struct Plan<'a> {
     ignored: &'a [c_int],
     /// This process comes before others; what it starts must not.
     demote: bool,
+    /// Standard input is a terminal, which is to control the new session.
+    terminal: bool,
     switch: bool,
     failed: Option<(Step, i32)>,
 }
@@ -116,18 +118,44 @@ struct Plan<'a> {
 /// # Errors
 /// The program cannot be started; nothing is left behind.
 pub fn spawn(program: &Program, stdio: Stdio<'_>, cgroup: &[RawFd]) -> Result<Spawned, SpawnError> {
+    spawn_with(program, stdio, cgroup, false)
+}
+
+/// As [`spawn`], on a terminal that becomes the controlling one of the program's session.
+///
+/// # Errors
+/// As [`spawn`]; also when the terminal controls another session.
+pub fn spawn_on_terminal(
+    program: &Program,
+    terminal: BorrowedFd<'_>,
+    cgroup: &[RawFd],
+) -> Result<Spawned, SpawnError> {
+    spawn_with(program, Stdio { stdin: terminal, stdout: terminal, stderr: terminal }, cgroup, true)
+}
+
+fn spawn_with(
+    program: &Program,
+    stdio: Stdio<'_>,
+    cgroup: &[RawFd],
+    terminal: bool,
+) -> Result<Spawned, SpawnError> {
     for _ in 0..BUSY_RETRIES {
-        match spawn_once(program, stdio, cgroup) {
+        match spawn_once(program, stdio, cgroup, terminal) {
             // A child of another thread holds the file open for writing until its own exec, a matter of
             // microseconds; nothing tells when that is over.
             Err(error) if error.errno == libc::ETXTBSY => std::thread::sleep(BUSY_PAUSE),
             result => return result,
         }
     }
-    spawn_once(program, stdio, cgroup)
+    spawn_once(program, stdio, cgroup, terminal)
 }
 
-fn spawn_once(program: &Program, stdio: Stdio<'_>, cgroup: &[RawFd]) -> Result<Spawned, SpawnError> {
+fn spawn_once(
+    program: &Program,
+    stdio: Stdio<'_>,
+    cgroup: &[RawFd],
+    terminal: bool,
+) -> Result<Spawned, SpawnError> {
     let facts = facts();
     let argv = pointers(&program.argv);
     let env = pointers(&program.env);
@@ -140,6 +168,7 @@ fn spawn_once(program: &Program, stdio: Stdio<'_>, cgroup: &[RawFd]) -> Result<S
         open_files: facts.open_files,
         ignored: &facts.ignored,
         demote: facts.first_served,
+        terminal,
         switch: program.identity.as_ref().is_some_and(|identity| !facts.runs_as(identity)),
         failed: None,
     };
@@ -230,6 +259,9 @@ fn prepare_child(plan: &Plan<'_>) -> Result<(), (Step, i32)> {
         for (target, &fd) in (0..).zip(&plan.stdio) {
             // The sources are never 0, 1 or 2 (see `inherited`), so no duplicate overwrites one.
             check(Step::Descriptors, i64::from(libc::dup2(fd, target)))?;
+        }
+        if plan.terminal {
+            check(Step::Session, libc::syscall(libc::SYS_ioctl, 0, libc::TIOCSCTTY, 0))?;
         }
         for &signal in plan.ignored {
             signals::set_default(signal);
