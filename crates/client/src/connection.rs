@@ -1,15 +1,23 @@
 //! Connections to terminals.
 
+use std::time::Duration;
+
 use bytes::{BufMut, Bytes, BytesMut};
 use futures_util::stream::{SplitSink, SplitStream};
 use futures_util::{SinkExt, StreamExt};
 use osb_protocol::execd::{TerminalMessage, TerminalRequest, frame};
 use reqwest::Upgraded;
+use tokio::time::timeout;
 use tokio_tungstenite::WebSocketStream;
 use tokio_tungstenite::tungstenite::protocol::frame::coding::CloseCode;
 use tokio_tungstenite::tungstenite::protocol::{CloseFrame, Message};
 
 use crate::error::{Call, Error, Result, chain};
+
+/// Input sent in one message.
+const PIECE: usize = 32 << 10;
+/// How long the other side may take to end the connection after it has said so.
+const FAREWELL: Duration = Duration::from_secs(1);
 
 type Sink = SplitSink<WebSocketStream<Upgraded>, Message>;
 type Source = SplitStream<WebSocketStream<Upgraded>>;
@@ -191,11 +199,14 @@ impl TerminalSender {
     /// # Errors
     /// When the connection is gone.
     pub async fn send(&mut self, input: impl AsRef<[u8]>) -> Result<()> {
-        let input = input.as_ref();
-        let mut bytes = BytesMut::with_capacity(input.len() + 1);
-        bytes.put_u8(frame::STDIN);
-        bytes.put_slice(input);
-        self.message(Message::Binary(bytes.freeze())).await
+        // A daemon takes messages of a certain size only.
+        for piece in input.as_ref().chunks(PIECE) {
+            let mut bytes = BytesMut::with_capacity(piece.len() + 1);
+            bytes.put_u8(frame::STDIN);
+            bytes.put_slice(piece);
+            self.message(Message::Binary(bytes.freeze())).await?;
+        }
+        Ok(())
     }
 
     /// Changes the terminal's size.
@@ -296,6 +307,8 @@ impl TerminalReceiver {
                     return Ok(None);
                 }
                 Some(Ok(Message::Close(frame))) => {
+                    // The library's answer goes out with the next read; the daemon takes it for a receipt.
+                    let _ = timeout(FAREWELL, stream.next()).await;
                     self.stream = None;
                     let ordinary = [CloseCode::Normal, CloseCode::Away, CloseCode::Status];
                     return match frame {

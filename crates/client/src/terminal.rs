@@ -37,6 +37,8 @@ pub struct Attach {
     pub takeover: bool,
     /// Only to watch.
     pub viewer: bool,
+    /// Columns and rows, should the program be started now; 80 and 24 otherwise.
+    pub size: Option<(u16, u16)>,
 }
 
 impl Sandbox {
@@ -128,7 +130,8 @@ impl Terminal {
         self.sandbox.transport().remove(request, self.sandbox.config().request_timeout).await
     }
 
-    /// Connects, and starts the program if it does not run. Returns when the connection stands; its first events
+    /// Connects, and starts the program if it does not run. One who comes back with [`Attach::since`] after the
+    /// program has ended, and nobody was there to hear of it, gets the rest and the exit code instead. Returns when the connection stands; its first events
     /// are a replay, if one was asked for, and [`TerminalEvent::Connected`](crate::TerminalEvent::Connected).
     ///
     /// ```no_run
@@ -202,6 +205,9 @@ impl Attach {
         }
         if self.viewer {
             query.push(("mode", "viewer".to_owned()));
+        }
+        if let Some((columns, rows)) = self.size {
+            query.extend([("cols", columns.to_string()), ("rows", rows.to_string())]);
         }
         query
     }
