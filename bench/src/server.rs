@@ -26,6 +26,8 @@ pub(crate) fn binary() -> Result<PathBuf> {
 pub(crate) struct Options {
     /// A registry that is asked without TLS.
     pub(crate) plain_registry: Option<String>,
+    /// A data directory that stays.
+    pub(crate) data_dir: Option<PathBuf>,
 }
 
 /// A running `dist/osb server` with a data directory of its own, both gone when this is dropped.
@@ -52,13 +54,14 @@ impl Server {
         let number = STARTED.fetch_add(1, Ordering::Relaxed);
         let directory = std::env::temp_dir().join(format!("osb-bench-{}-{number}", std::process::id()));
         std::fs::create_dir_all(&directory)?;
+        let data_dir = options.data_dir.unwrap_or_else(|| directory.join("data"));
         let port = std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
         let config = directory.join("config.toml");
         std::fs::write(
             &config,
             format!(
                 "[server]\nhost = \"127.0.0.1\"\nport = {port}\napi_key = \"{KEY}\"\n[runtime]\ntype = \"embedded\"\n[embedded]\ndata_dir = \"{}\"\n{prepared}{registry}",
-                directory.join("data").display()
+                data_dir.display()
             ),
         )?;
         let mut image = "host".to_owned();

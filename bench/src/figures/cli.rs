@@ -61,6 +61,8 @@ async fn pulled(image: &Path, work: &Path) -> Result<()> {
     }
     let (mut whole, mut apart) = (Samples::default(), Samples::default());
     for round in 0..count(3) {
+        // Files stay to the end of all, see `unpack::sync`.
+        super::unpack::sync();
         let fetched = work.join(format!("fetched-{round}"));
         let copy = timed(
             Command::new("skopeo")
@@ -74,9 +76,14 @@ async fn pulled(image: &Path, work: &Path) -> Result<()> {
                 .arg(&fetched),
         );
         apart.push_or_fail(copy.and_then(|copy| Ok(copy + load?)));
-        let server = Server::start(Options { plain_registry: Some(address.clone()) }).await?;
+        let options = Options {
+            plain_registry: Some(address.clone()),
+            data_dir: Some(work.join(format!("pulled-{round}"))),
+        };
+        let server = Server::start(options).await?;
         server.settle().await;
         let mut conn = server.conn().await?;
+        super::unpack::sync();
         let began = Instant::now();
         let made = async {
             let id = conn.create(&format!("{address}/bench:latest")).await?;

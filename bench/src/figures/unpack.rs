@@ -117,7 +117,7 @@ fn measure(binary: &Path, image: &Path, work: &Path, megabytes: f64) -> Result<(
 
 /// Leaves nothing of the last run to be written during the next. Its files stay to the end of all: for minutes after
 /// many were deleted, ext4 spends most of the time of making new ones on passing over their numbers.
-fn sync() {
+pub(super) fn sync() {
     rustix::fs::sync();
 }
 
