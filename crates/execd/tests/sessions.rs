@@ -81,7 +81,7 @@ fn a_shell_that_ends_is_followed_by_one_that_knows_the_same() {
         let run = session.post(json!({"command": command}));
         assert_eq!(run.exit_code(), code, "{command}");
         let said = run.last()["error"]["traceback"].to_string();
-        assert_eq!(said.contains("as they were before this run"), true, "{command} {said}");
+        assert!(said.contains("as they were before this run"), "{command} {said}");
         assert_eq!(session.out("echo $A $B $C $PWD; f"), "1 2 3 /usr/lib\nf\n", "{command}");
     }
 }
