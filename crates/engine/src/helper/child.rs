@@ -9,6 +9,7 @@ use std::os::fd::RawFd;
 use std::ptr;
 use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
 
+use super::mounts::Dev;
 use crate::caps::CapSet;
 use crate::seccomp::{Filter, Insn};
 
@@ -94,9 +95,7 @@ pub(crate) struct Template {
     pub(crate) stage_dir: CString,
     /// Where the old root goes, below the new one, until a mount of `sys` covers it.
     pub(crate) old_root: CString,
-    /// The `/dev` that is cloned. A path below the old root, since a descriptor would name the spawner's copy of the
-    /// mount, which cannot be cloned from another mount namespace.
-    pub(crate) dev: CString,
+    pub(crate) dev: Dev,
     /// `/proc` and its masks, by paths relative to the new root.
     pub(crate) proc: Vec<Mount>,
     /// `/sys` and its masks. Covers the old root, so it comes last.
@@ -211,7 +210,7 @@ impl Run<'_> {
 
         // The old root is not unmounted, which would wait for every processor of the machine: `/sys` is mounted over
         // it, and taking that away again needs a capability over this mount namespace that no sandbox has. It holds
-        // nothing but an empty directory and the `/dev` of all sandboxes, and is read-only.
+        // nothing but an empty directory and the spawner's `null`, and is read-only.
         call!(self, libc::SYS_chdir, template.stage_dir.as_ptr())?;
         call!(self, libc::SYS_pivot_root, c".".as_ptr(), template.old_root.as_ptr())?;
         call!(self, libc::SYS_chdir, c"/".as_ptr())?;
@@ -261,16 +260,7 @@ impl Run<'_> {
 
     fn mounts(&mut self, mounts: &[Mount]) -> Step {
         for mount in mounts {
-            let result = call!(
-                self,
-                libc::SYS_mount,
-                mount.source.as_ptr(),
-                mount.target.as_ptr(),
-                mount.fstype.as_ptr(),
-                mount.flags,
-                mount.data.as_ptr()
-            );
-            if result.is_err() {
+            if self.mount(mount).is_err() {
                 if !(mount.optional && errno() == libc::ENOENT) {
                     return Err(());
                 }
@@ -280,21 +270,36 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// A clone of the shared `/dev`.
-    fn dev(&mut self, template: &CStr) -> Step {
-        // SAFETY: as in `call!`; the result is a descriptor of this process.
-        let tree =
-            unsafe { libc::syscall(libc::SYS_open_tree, libc::AT_FDCWD, template.as_ptr(), OPEN_TREE_CLONE) };
-        self.check(tree)?;
+    fn mount(&mut self, mount: &Mount) -> Step {
         call!(
             self,
-            libc::SYS_move_mount,
-            tree,
-            c"".as_ptr(),
-            libc::AT_FDCWD,
-            c"dev".as_ptr(),
-            MOVE_MOUNT_F_EMPTY_PATH
+            libc::SYS_mount,
+            mount.source.as_ptr(),
+            mount.target.as_ptr(),
+            mount.fstype.as_ptr(),
+            mount.flags,
+            mount.data.as_ptr()
         )
+    }
+
+    /// A `/dev` of its own.
+    fn dev(&mut self, dev: &Dev) -> Step {
+        self.mount(&dev.mount)?;
+        // The daemon gets the mask back with which the spawner was born.
+        // SAFETY: cannot fail.
+        let mask = unsafe { libc::syscall(libc::SYS_umask, 0) };
+        for (name, number) in &dev.devices {
+            let mode = libc::S_IFCHR | 0o666;
+            call!(self, libc::SYS_mknodat, libc::AT_FDCWD, name.as_ptr(), mode, *number)?;
+        }
+        for (target, name) in &dev.links {
+            call!(self, libc::SYS_symlinkat, target.as_ptr(), libc::AT_FDCWD, name.as_ptr())?;
+        }
+        for name in &dev.directories {
+            call!(self, libc::SYS_mkdirat, libc::AT_FDCWD, name.as_ptr(), 0o755)?;
+        }
+        call!(self, libc::SYS_umask, mask)?;
+        self.mount(&dev.close)
     }
 
     /// Bounding, ambient and own sets, in this order: dropping from the bounding set needs a capability.
@@ -329,7 +334,6 @@ const FIRST_SERVED: c_int = -20;
 const AMBIENT_CLEAR_ALL: libc::c_ulong = 4;
 
 const MOVE_MOUNT_F_EMPTY_PATH: c_int = 4;
-const OPEN_TREE_CLONE: c_int = 1;
 const CAPABILITY_VERSION_3: u32 = 0x2008_0522;
 
 #[repr(C)]

@@ -5,8 +5,8 @@ use std::io;
 
 use super::child::Mount;
 
-/// Where the spawner keeps the `/dev` that sandboxes get clones of.
-pub(crate) const DEV_TEMPLATE: &str = "/dev";
+/// Where the spawner has its own `null`.
+pub(crate) const SPAWNER_DEV: &str = "/dev";
 /// Where a sandbox's root is assembled.
 pub(crate) const STAGE: &str = "/root";
 /// Where the spawner's root is seen, relative to the sandbox's, until `/sys` covers it.
@@ -50,6 +50,53 @@ enum Group {
     Sys,
 }
 
+/// Character devices by name, major and minor number.
+const DEVICES: [(&CStr, u32, u32); 6] = [
+    (c"dev/null", 1, 3),
+    (c"dev/zero", 1, 5),
+    (c"dev/full", 1, 7),
+    (c"dev/random", 1, 8),
+    (c"dev/urandom", 1, 9),
+    (c"dev/tty", 5, 0),
+];
+
+const DEV_LINKS: [(&CStr, &CStr); 5] = [
+    (c"/proc/self/fd", c"dev/fd"),
+    (c"/proc/self/fd/0", c"dev/stdin"),
+    (c"/proc/self/fd/1", c"dev/stdout"),
+    (c"/proc/self/fd/2", c"dev/stderr"),
+    (c"pts/ptmx", c"dev/ptmx"),
+];
+
+const DEV_DIRECTORIES: [&CStr; 3] = [c"dev/pts", c"dev/shm", c"dev/mqueue"];
+
+/// `/dev` of one sandbox. No two have it in common: whoever can open a node can lock it for all others and be told
+/// (inotify) when somebody uses it.
+#[derive(Debug)]
+pub(crate) struct Dev {
+    pub(crate) mount: Mount,
+    pub(crate) devices: [(&'static CStr, libc::dev_t); 6],
+    /// Target and name.
+    pub(crate) links: [(&'static CStr, &'static CStr); 5],
+    pub(crate) directories: [&'static CStr; 3],
+    /// Makes it read-only.
+    pub(crate) close: Mount,
+}
+
+impl Dev {
+    pub(crate) fn new() -> io::Result<Self> {
+        let flags = libc::MS_NOSUID | libc::MS_NOEXEC | libc::MS_NOATIME;
+        let again = libc::MS_BIND | libc::MS_REMOUNT | libc::MS_RDONLY | flags;
+        Ok(Self {
+            mount: Mount::new(c"tmpfs", c"dev", flags, "size=64k,mode=755")?,
+            devices: DEVICES.map(|(name, major, minor)| (name, libc::makedev(major, minor))),
+            links: DEV_LINKS,
+            directories: DEV_DIRECTORIES,
+            close: Mount { flags: again, ..bind(c"dev", c"dev") },
+        })
+    }
+}
+
 /// `/proc` and what covers parts of it. `/dev` is there already.
 pub(crate) fn proc(user_namespace: bool) -> io::Result<Vec<Mount>> {
     let mut mounts = vec![Mount::new(c"proc", c"proc", QUIET, "")?];
@@ -75,7 +122,7 @@ pub(crate) fn sys(user_namespace: bool) -> io::Result<Vec<Mount>> {
     Ok(mounts)
 }
 
-/// What goes into the cloned `/dev`. `root_id` is the host id of root inside.
+/// What is mounted in `/dev`. `root_id` is the host id of root inside.
 pub(crate) fn dev(root_id: u32, shm_bytes: u64) -> io::Result<[Mount; 3]> {
     // The group of terminals is 5 everywhere. The kernel's pool of terminals is shared by all sandboxes and the
     // host, so each gets a bounded part.

@@ -14,7 +14,7 @@ use rustix::thread::{LinkNameSpaceType, UnshareFlags};
 
 use super::child::{self, Plan, Progress, Template};
 use super::message::{Hello, Outcome, Spawn, Spawned};
-use super::mounts::{self, DEV_TEMPLATE, OLD_ROOT, STAGE};
+use super::mounts::{self, OLD_ROOT, SPAWNER_DEV, STAGE};
 use super::startup::{self, KEPT_FROM, Link, while_doing};
 use crate::caps::CapSet;
 use crate::seccomp::Filter;
@@ -64,7 +64,7 @@ impl Spawner {
             execd: execd.as_raw_fd(),
             stage_dir: CString::new(STAGE)?,
             old_root: CString::new(OLD_ROOT)?,
-            dev: CString::new(format!("/{OLD_ROOT}{DEV_TEMPLATE}"))?,
+            dev: mounts::Dev::new()?,
             proc: mounts::proc(hello.user_namespace)?,
             sys: mounts::sys(hello.user_namespace)?,
             caps: CapSet(hello.caps),
@@ -213,42 +213,23 @@ fn mount_namespace() -> io::Result<()> {
     rustix::process::pivot_root(".", ".")?;
     rustix::mount::unmount(".", UnmountFlags::DETACH)?;
     rustix::process::chdir("/")?;
-    for dir in [STAGE, DEV_TEMPLATE] {
+    for dir in [STAGE, SPAWNER_DEV] {
         std::fs::create_dir(dir)?;
     }
-    dev_template()?;
+    own_null()?;
     // Every sandbox has this root below its own.
     rustix::mount::mount_remount("/", MountFlags::BIND | MountFlags::RDONLY | quiet, c"")?;
     Ok(())
 }
 
-/// The `/dev` of all sandboxes. Read-only, so that none can leave something for another.
-fn dev_template() -> io::Result<()> {
+/// What the standard descriptors of a sandbox's init are until it has others: no path leads there from inside.
+fn own_null() -> io::Result<()> {
     let quiet = MountFlags::NOSUID | MountFlags::NOEXEC | MountFlags::NOATIME;
-    rustix::mount::mount("tmpfs", DEV_TEMPLATE, "tmpfs", quiet, c"size=64k,mode=755")?;
-    let path = |name: &str| Path::new(DEV_TEMPLATE).join(name);
-    rustix::process::umask(Mode::empty());
-    for (name, major, minor) in
-        [("null", 1, 3), ("zero", 1, 5), ("full", 1, 7), ("random", 1, 8), ("urandom", 1, 9), ("tty", 5, 0)]
-    {
-        let device = rustix::fs::makedev(major, minor);
-        mknodat(rustix::fs::CWD, path(name), FileType::CharacterDevice, Mode::from_raw_mode(0o666), device)?;
-    }
-    rustix::process::umask(Mode::from_raw_mode(0o022));
-    for (name, target) in [
-        ("fd", "/proc/self/fd"),
-        ("stdin", "/proc/self/fd/0"),
-        ("stdout", "/proc/self/fd/1"),
-        ("stderr", "/proc/self/fd/2"),
-        ("ptmx", "pts/ptmx"),
-    ] {
-        std::os::unix::fs::symlink(target, path(name))?;
-    }
-    for dir in ["pts", "shm", "mqueue"] {
-        std::fs::create_dir(path(dir))?;
-    }
-    let null = File::options().read(true).write(true).open(path("null"))?;
-    startup::standard_to(&null)?;
-    rustix::mount::mount_remount(DEV_TEMPLATE, MountFlags::BIND | MountFlags::RDONLY | quiet, c"")?;
+    rustix::mount::mount("tmpfs", SPAWNER_DEV, "tmpfs", quiet, c"size=64k,mode=755")?;
+    let null = Path::new(SPAWNER_DEV).join("null");
+    let device = rustix::fs::makedev(1, 3);
+    mknodat(rustix::fs::CWD, &null, FileType::CharacterDevice, Mode::from_raw_mode(0o600), device)?;
+    startup::standard_to(&File::options().read(true).write(true).open(&null)?)?;
+    rustix::mount::mount_remount(SPAWNER_DEV, MountFlags::BIND | MountFlags::RDONLY | quiet, c"")?;
     Ok(())
 }

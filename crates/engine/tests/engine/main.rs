@@ -7,6 +7,7 @@
 #![allow(clippy::unwrap_used, clippy::panic, clippy::print_stdout)]
 
 mod escape;
+mod hostile_reuse;
 mod images;
 mod init;
 mod inside;
@@ -42,6 +43,7 @@ fn run(args: &[String]) -> ExitCode {
         images::TESTS,
         standby::TESTS,
         kept::TESTS,
+        hostile_reuse::TESTS,
     ]
     .concat();
     if args.iter().any(|arg| arg == "--list") {

@@ -1,0 +1,163 @@
+//! What a hostile sandbox tries to leave to the next one of its slot, or to see of those beside it.
+
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::time::SystemTime;
+
+use osb_protocol::ids::SandboxId;
+
+use crate::Test;
+use crate::support::{Bed, params, until, with_engine};
+
+pub(crate) const TESTS: &[Test] = &[
+    ("hostile_every_way_to_write_is_noticed", every_way_to_write_is_noticed),
+    ("hostile_nothing_in_dev_is_shared", nothing_in_dev_is_shared),
+    ("hostile_kept_files_outlive_the_preparer", kept_files_outlive_the_preparer),
+];
+
+/// Number and birth of an upper layer. Numbers alone are given again.
+type Upper = (u64, SystemTime);
+
+fn upper(dir: &Path) -> Option<Upper> {
+    let meta = dir.join("u0").metadata().ok()?;
+    Some((meta.ino(), meta.created().ok()?))
+}
+
+fn uppers(bed: &Bed) -> Vec<Upper> {
+    let dirs = std::fs::read_dir(bed.dir.path().join("data/sandboxes")).unwrap().flatten();
+    dirs.filter_map(|dir| upper(&dir.path())).collect()
+}
+
+/// A sandbox of the host's programs that has run this script and goes on.
+async fn ran(bed: &Bed, script: &str) -> (SandboxId, Upper) {
+    let image = bed.engine.images().resolve("host").unwrap().expect("the host's own image");
+    let script = format!("exec 2>&1\n{script}\necho done; exec sleep 1000");
+    let created = bed.engine.create(params(&image, &["bash", "-c", &script])).await.unwrap();
+    until(&script, || bed.log(created.id).ends_with("done\n")).await;
+    (created.id, upper(&bed.dir.path().join("data/sandboxes").join(created.id.to_string())).unwrap())
+}
+
+/// Whether the files of a sandbox that has run this stay; its output.
+async fn stays(bed: &Bed, script: &str) -> (bool, String) {
+    let (id, files) = ran(bed, script).await;
+    let output = bed.log(id);
+    bed.engine.delete(id);
+    bed.engine.settled().await;
+    (uppers(bed).contains(&files), output)
+}
+
+fn python(code: &str) -> String {
+    format!("PYTHONDONTWRITEBYTECODE=1 python3 - <<'END'\n{code}\nEND")
+}
+
+fn every_way_to_write_is_noticed() {
+    with_engine(
+        |_| {},
+        async |bed| {
+            if !stays(&bed, "true").await.0 {
+                println!("skipped: this machine cannot tell that nothing was changed");
+                return bed;
+            }
+            let all_that_shows =
+                "cat /etc/hosts | head -2; stat -c '%n %b %s %h %a %u %g' / /etc /etc/hosts; ls -a / /etc";
+            let (_, clean) = stays(&bed, all_that_shows).await;
+            for (writes, code) in [
+                (true, "m = mmap.mmap(f, 0); m[0:4] = b'evil'"),
+                (true, "os.pwrite(f, os.read(f, 99), 0)"),
+                (true, "os.ftruncate(f, os.fstat(f).st_size)"),
+                (true, "libc.fallocate(f, 1, ctypes.c_long(0), ctypes.c_long(1 << 20))"),
+                (true, "libc.fallocate(f, 3, ctypes.c_long(0), ctypes.c_long(10))"),
+                (true, "os.sendfile(f, os.open('/etc/hostname', 0), 0, 4)"),
+                (true, "os.copy_file_range(f, f, 4, 0, 60)"),
+                (true, "os.fchmod(f, 0o644)"),
+                (true, "os.fchown(f, 0, 0)"),
+                (true, "s = os.fstat(f); os.utime(f, ns=(s.st_atime_ns, s.st_mtime_ns))"),
+                (true, "os.utime('/', ns=(5, 5))"),
+                (
+                    true,
+                    "os.setxattr(f, 'user.overlay.opaque', b'y'); os.removexattr(f, 'user.overlay.opaque')",
+                ),
+                (true, "os.open('/usr/bin/env', os.O_RDWR)"),
+                (true, "os.rename('/etc/hosts', '/etc/h'); os.rename('/etc/h', '/etc/hosts')"),
+                (false, "mmap.mmap(f, 0)[0:4]"),
+                (false, "fcntl.flock(f, fcntl.LOCK_EX); fcntl.lockf(f, fcntl.LOCK_EX)"),
+                (false, "g = os.open('/etc', os.O_TMPFILE | os.O_RDWR); os.write(g, b'x' * 10_000_000)"),
+                (false, "refused(lambda: os.setxattr(f, 'trusted.overlay.opaque', b'y'))"),
+                (false, "refused(lambda: os.rename('/etc', '/usr/bin'))"),
+                (false, "refused(lambda: os.link('/etc/hosts', '/etc/hostname'))"),
+                (false, "refused(lambda: os.mkdir('/etc'))"),
+                (false, "[None for _ in os.walk('/usr/share')]; os.fsync(f); os.sync()"),
+            ] {
+                let begin = "import ctypes, fcntl, mmap, os\nlibc = ctypes.CDLL(None)\ndef refused(action):\n    try: action()\n    except OSError: return\n    raise SystemExit('allowed')\nf = os.open('/etc/hosts', os.O_RDWR)";
+                let (stayed, output) = stays(&bed, &python(&format!("{begin}\n{code}"))).await;
+                assert_eq!(output, "done\n", "{code}");
+                assert_eq!(stayed, !writes, "{code}");
+                let (_, next) = stays(&bed, all_that_shows).await;
+                assert_eq!(next, clean, "after {code}");
+            }
+            bed
+        },
+    );
+}
+
+fn nothing_in_dev_is_shared() {
+    with_engine(
+        |_| {},
+        async |bed| {
+            let nodes = "null zero full random urandom tty";
+            let lock = "for node in $NODES; do exec {fd}<> /dev/$node || exec {fd}< /dev/$node; flock -n -x $fd && echo $node; done 2> /dev/null";
+            let lock =
+                format!("NODES='{nodes}'; {lock}\nexec 2> /dev/null; flock -n -x 3 3< /dev && echo dev");
+            let (first, _) = ran(&bed, &lock).await;
+            let (second, _) = ran(&bed, &lock).await;
+            assert!(bed.log(first).starts_with("null\n"), "{}", bed.log(first));
+            assert_eq!(bed.log(first), bed.log(second));
+
+            // Being told of what it does itself shows that the watch works.
+            let spy = "import ctypes, os, time
+libc = ctypes.CDLL(None)
+fd = libc.inotify_init1(0x800)
+for name in ['/dev', '/dev/null', '/dev/urandom']:
+    assert libc.inotify_add_watch(fd, name.encode(), 0xfff) > 0
+print('watching', flush=True)
+time.sleep(3)
+try: print('told of others', os.read(fd, 4096))
+except BlockingIOError: print('nothing')
+open('/dev/null').close()
+print(len(os.read(fd, 4096)) > 0)";
+            let image = bed.engine.images().resolve("host").unwrap().expect("the host's own image");
+            let spy = format!("{}\necho done; exec sleep 1000", python(spy));
+            let spy = bed.engine.create(params(&image, &["bash", "-c", &spy])).await.unwrap();
+            until("the spy watches", || bed.log(spy.id) == "watching\n").await;
+            ran(&bed, "ls /dev > /dev/null; head -c 9 /dev/urandom > /dev/null").await;
+            until("the spy has looked", || bed.log(spy.id).ends_with("done\n")).await;
+            assert_eq!(bed.log(spy.id), "watching\nnothing\nTrue\ndone\n");
+            bed
+        },
+    );
+}
+
+fn kept_files_outlive_the_preparer() {
+    with_engine(
+        |config| config.ready_slots = 1,
+        async |bed| {
+            let image = bed.engine.images().resolve("host").unwrap().expect("the host's own image");
+            bed.engine.expect_image(&image);
+            for round in 0..4 {
+                until("one is ready", || bed.engine.ready_slots(&image.id) == 1).await;
+                if round % 2 == 1 {
+                    let preparer = *bed.engine.helper_pids().last().unwrap();
+                    let pid = rustix::process::Pid::from_raw(preparer.cast_signed()).unwrap();
+                    rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
+                }
+                let (id, _) = ran(&bed, "cat /etc/hostname; tail -n 1 /etc/hosts").await;
+                let name = id.short();
+                assert_eq!(bed.log(id), format!("{name}\n127.0.1.1\t{name}\ndone\n"));
+                bed.engine.delete(id);
+                bed.engine.settled().await;
+            }
+            assert!(uppers(&bed).len() <= 3, "{}", uppers(&bed).len());
+            bed
+        },
+    );
+}
