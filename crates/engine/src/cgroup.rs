@@ -62,18 +62,32 @@ pub(crate) struct Usage {
 }
 
 impl Cgroups {
-    /// Makes this engine's directories.
+    /// Makes this engine's directories; nothing of them is left on an error.
     pub(crate) fn new(layout: Layout, instance: &str) -> io::Result<Self> {
         let groups = Self { layout, name: format!("opensandbox-{instance}") };
-        for base in groups.bases() {
-            make_dir(&base)?;
-        }
-        if let Layout::V2 { root } = &groups.layout {
-            // From the top down: a group can only pass on what it has been given.
-            enable(root)?;
-            enable(&root.join(&groups.name))?;
-        }
+        groups.make_bases().inspect_err(|_| groups.remove_bases())?;
         Ok(groups)
+    }
+
+    fn make_bases(&self) -> io::Result<()> {
+        for base in self.bases() {
+            make_dir(&base).map_err(explain)?;
+        }
+        if let Layout::V2 { root } = &self.layout {
+            // From the top down: a group can only pass on what it has been given.
+            enable(root).map_err(explain)?;
+            enable(&root.join(&self.name))?;
+        }
+        Ok(())
+    }
+
+    /// Does what a sandbox needs, in groups that are gone afterwards.
+    pub(crate) fn try_out(layout: Layout) -> io::Result<()> {
+        let groups = Self::new(layout, &format!("check-{}", std::process::id()))?;
+        let tried = groups.make(0).and_then(|mut set| groups.limit(0, &mut set, Limits::default()));
+        let removed = groups.remove(0);
+        groups.remove_bases();
+        tried.and(removed)
     }
 
     fn bases(&self) -> Vec<PathBuf> {
@@ -303,6 +317,21 @@ fn memory_v1(dir: &Path, bytes: u64) -> io::Result<()> {
 /// Passes the controllers on to the children of a version 2 group.
 fn enable(dir: &Path) -> io::Result<()> {
     write(&dir.join("cgroup.subtree_control"), "+cpu +memory +pids")
+}
+
+/// Says what to do about what stands in the way of the first groups.
+fn explain(error: io::Error) -> io::Error {
+    let remedy = match error.kind() {
+        io::ErrorKind::ReadOnlyFilesystem => {
+            ": make it writable with 'mount -o remount,rw'; in a container, run that privileged"
+        }
+        io::ErrorKind::ResourceBusy => {
+            ": processes of this container are in its topmost group, where the kernel wants none; move them into one \
+             below it, or start the server outside of the container"
+        }
+        _ => return error,
+    };
+    io::Error::new(error.kind(), format!("{error}{remedy}"))
 }
 
 fn kill_all(dir: &Path) {

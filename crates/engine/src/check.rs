@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use crate::cgroup;
+use crate::cgroup::{self, Cgroups};
 use crate::config::EngineConfig;
 use crate::seccomp::Filter;
 
@@ -32,7 +32,8 @@ fn item(name: &'static str, result: CheckResult, message: impl Into<String>) -> 
     CheckItem { name, result, message: message.into() }
 }
 
-/// Looks at everything the engine needs. Changes nothing that lasts; blocks for some 100 milliseconds.
+/// Looks at everything the engine needs. Changes nothing that lasts, but that the kernel may load modules and the topmost
+/// control group pass its controllers on; blocks for some 100 milliseconds.
 #[must_use]
 pub fn check(config: &EngineConfig) -> Vec<CheckItem> {
     use CheckResult::{Fail, Ok, Warn};
@@ -44,17 +45,16 @@ pub fn check(config: &EngineConfig) -> Vec<CheckItem> {
     }];
     items.push(kernel());
     items.push(namespaces());
-    items.push(filesystem("overlay", "overlay", "load it with 'modprobe overlay'"));
+    // First, since the kernel loads what is needed for it.
+    let user_namespace = root.then(|| user_namespace(config));
+    items.push(overlay(root));
     items.push(filesystem("mqueue", "mqueue", "the kernel needs CONFIG_POSIX_MQUEUE"));
-    items.push(match cgroup::discover() {
-        Result::Ok(layout) => item("cgroups", Ok, format!("{} with memory, cpu and pids", layout.describe())),
-        Err(error) => item("cgroups", Fail, format!("{error}: enable them on the kernel's command line")),
-    });
+    items.push(cgroups(root));
     items.push(seccomp());
     items.push(out_of_memory());
     items.push(data_dir(config));
+    items.extend(user_namespace);
     if root {
-        items.push(user_namespace(config));
         for (name, result) in crate::net::check() {
             items.push(match result {
                 Result::Ok(message) => item(name, Ok, message),
@@ -71,22 +71,30 @@ pub fn check(config: &EngineConfig) -> Vec<CheckItem> {
 }
 
 fn kernel() -> CheckItem {
+    let (release, version) = release();
+    if let Some(text) = too_old() {
+        item("kernel", CheckResult::Fail, text)
+    } else if version >= (6, 15) {
+        item("kernel", CheckResult::Ok, format!("Linux {release}"))
+    } else {
+        let drawback = "sandboxes are prepared somewhat slower than with Linux 6.15";
+        item("kernel", CheckResult::Warn, format!("Linux {release}: {drawback}"))
+    }
+}
+
+/// What to say where the kernel cannot do what the engine needs.
+pub(crate) fn too_old() -> Option<String> {
+    let (release, version) = release();
+    let text = format!("Linux {release} is too old: 5.19 is the least, 6.15 is best");
+    (version < (5, 19)).then_some(text)
+}
+
+fn release() -> (String, (u32, u32)) {
     let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default().trim().to_owned();
     let mut numbers =
         release.split(|c: char| !c.is_ascii_digit()).map(|part| part.parse::<u32>().unwrap_or(0));
     let version = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
-    if version >= (6, 15) {
-        item("kernel", CheckResult::Ok, format!("Linux {release}"))
-    } else if version >= (5, 19) {
-        let drawback = "sandboxes are prepared somewhat slower than with Linux 6.15";
-        item("kernel", CheckResult::Warn, format!("Linux {release}: {drawback}"))
-    } else {
-        item(
-            "kernel",
-            CheckResult::Fail,
-            format!("Linux {release} is too old: 5.19 is the least, 6.15 is best"),
-        )
-    }
+    (release, version)
 }
 
 fn namespaces() -> CheckItem {
@@ -102,12 +110,38 @@ fn namespaces() -> CheckItem {
     }
 }
 
+/// Root has tried one already, so that it is loaded if it is there.
+fn overlay(root: bool) -> CheckItem {
+    let mut item = filesystem(
+        "overlay",
+        "overlay",
+        "'modprobe overlay' says why; it is part of the distribution's kernel or of a package with more modules for it",
+    );
+    if !root && item.result == CheckResult::Fail {
+        item.result = CheckResult::Warn;
+        item.message = "not loaded; run this as root to have it loaded".to_owned();
+    }
+    item
+}
+
 fn filesystem(name: &'static str, word: &str, remedy: &str) -> CheckItem {
     let known = std::fs::read_to_string("/proc/filesystems").unwrap_or_default();
     if known.split_whitespace().any(|known| known == word) {
         item(name, CheckResult::Ok, "known to the kernel")
     } else {
         item(name, CheckResult::Fail, format!("the kernel does not know the file system '{word}': {remedy}"))
+    }
+}
+
+fn cgroups(root: bool) -> CheckItem {
+    let name = "cgroups";
+    let found = cgroup::discover().and_then(|layout| {
+        let described = layout.describe();
+        if root { Cgroups::try_out(layout).map(|()| described) } else { Ok(described) }
+    });
+    match found {
+        Ok(layout) => item(name, CheckResult::Ok, format!("{layout} with memory, cpu and pids")),
+        Err(error) => item(name, CheckResult::Fail, error.to_string()),
     }
 }
 

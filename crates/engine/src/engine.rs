@@ -103,18 +103,23 @@ impl Engine {
         if !rustix::process::geteuid().is_root() {
             return Err(StartError::NotRoot);
         }
+        if let Some(text) = crate::check::too_old() {
+            return Err(StartError::Missing(text));
+        }
         let caps = CapSet::usual_without(&config.drop_capabilities)
             .map_err(|error| StartError::Setting(format!("drop_capabilities: {error}")))?;
+        let layout = cgroup::discover().map_err(StartError::io("find cgroups"))?;
         raise_descriptor_limit();
         let data_dir = data_dir(&config.data_dir)?;
         let lock = lock_dir(&data_dir)?;
         let instance = instance(&data_dir).map_err(StartError::io("read the instance's id"))?;
         let run_dir = config.run_dir.clone().unwrap_or_else(|| format!("/run/opensandbox-{instance}").into());
+        let mut undo = Undo { run_dir: Some(run_dir.clone()), cgroups: None };
         private_dir(&run_dir)?;
         private_dir(&data_dir.join(SANDBOXES))?;
         spread(&data_dir.join(SANDBOXES));
-        let layout = cgroup::discover().map_err(StartError::io("find cgroups"))?;
         let cgroups = Cgroups::new(layout, &instance).map_err(StartError::io("make cgroups"))?;
+        undo.cgroups = Some(cgroups.clone());
         let base = Arc::new(Base::set_up(&data_dir, &config.execd)?);
         let options = image::Options {
             aliases: config.image_aliases.clone(),
@@ -146,15 +151,21 @@ impl Engine {
             hello.caps = caps.without("MKNOD").0;
         }
 
-        let network = Network::start(NetConfig { instance: instance.clone(), ..config.network.clone() })
-            .map_err(|error| StartError::Missing(format!("the network cannot be set up: {error}")))?;
-        let dns = network
-            .serve_dns()
-            .map_err(|error| StartError::Missing(format!("DNS for sandboxes cannot be set up: {error}")))?;
         let execd = base.execd.try_clone().map_err(StartError::io("share the sandbox daemon"))?;
         let spawner = Recipe::new(config.helper.as_deref(), SPAWNER_ARG, "osb-spawner");
         let spawners = Spawners::start(spawner, hello.clone(), execd, config.spawners.clamp(1, 8))
             .map_err(StartError::io("start the spawners"))?;
+        let network = Network::start(NetConfig { instance: instance.clone(), ..config.network.clone() })
+            .map_err(|error| StartError::Missing(format!("the network cannot be set up: {error}")))?;
+        let dns = match network.serve_dns() {
+            Ok(dns) => dns,
+            Err(error) => {
+                // Stays when sandboxes of an earlier server have it.
+                let _ = network.stop();
+                let text = format!("DNS for sandboxes cannot be set up: {error}");
+                return Err(StartError::Missing(text));
+            }
+        };
 
         let most = config.max_sandboxes.saturating_add(config.ready_slots).saturating_add(16);
         let ids = (u32::MAX - config.id_base) / crate::helper::preparer::IDS;
@@ -211,6 +222,7 @@ impl Engine {
             end: Mutex::new(Some(End { preparing, retiring, dns, lock })),
             config,
         };
+        undo.disarm();
         let engine = Self { inner: Arc::new(inner) };
         tokio::spawn(keep_images(Arc::downgrade(&engine.inner), engine.inner.stopped.subscribe()));
         Ok(engine)
@@ -316,6 +328,31 @@ impl Engine {
         });
         if let Err(error) = blocking.await {
             tracing::error!(%error, "the engine did not stop in order");
+        }
+    }
+}
+
+/// Removes what a start has made before it failed, unless sandboxes of an earlier server are in it.
+#[derive(Debug)]
+struct Undo {
+    run_dir: Option<PathBuf>,
+    cgroups: Option<Cgroups>,
+}
+
+impl Undo {
+    fn disarm(&mut self) {
+        (self.run_dir, self.cgroups) = (None, None);
+    }
+}
+
+impl Drop for Undo {
+    fn drop(&mut self) {
+        if let Some(dir) = &self.run_dir {
+            // Succeeds only when it is empty.
+            let _ = std::fs::remove_dir(dir);
+        }
+        if let Some(cgroups) = &self.cgroups {
+            cgroups.remove_bases();
         }
     }
 }

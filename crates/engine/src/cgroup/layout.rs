@@ -44,15 +44,17 @@ impl Layout {
     }
 }
 
-/// Finds the host's layout. The error names the controllers that are missing.
+/// Finds the host's layout. The error names the controllers that are missing, and what to do.
 pub(crate) fn discover() -> io::Result<Layout> {
     let mounts = std::fs::read_to_string("/proc/self/mountinfo")?;
     let controllers =
         |root: &Path| std::fs::read_to_string(root.join("cgroup.controllers")).unwrap_or_default();
-    from_mounts(&mounts, controllers).map_err(io::Error::other)
+    let table = std::fs::read_to_string("/proc/cgroups").unwrap_or_default();
+    from_mounts(&mounts, controllers, &table).map_err(io::Error::other)
 }
 
-fn from_mounts(mounts: &str, controllers: impl Fn(&Path) -> String) -> Result<Layout, String> {
+/// `table` is what `/proc/cgroups` says.
+fn from_mounts(mounts: &str, controllers: impl Fn(&Path) -> String, table: &str) -> Result<Layout, String> {
     let mut unified = None;
     let mut v1: Vec<(Vec<&str>, PathBuf)> = Vec::new();
     for line in mounts.lines() {
@@ -76,18 +78,49 @@ fn from_mounts(mounts: &str, controllers: impl Fn(&Path) -> String) -> Result<La
         return Ok(Layout::V1 { memory, cpu, cpuacct, pids, unified });
     }
     let Some(root) = unified else {
-        return Err("no cgroup hierarchy with memory, cpu and pids is mounted".to_owned());
+        return Err(
+            "no cgroup hierarchy with memory, cpu and pids is mounted: mount the unified one with 'mount \
+             -t cgroup2 cgroup2 /sys/fs/cgroup'"
+                .to_owned(),
+        );
     };
     let available = controllers(&root);
     let missing: Vec<&str> = ["memory", "cpu", "pids"]
         .into_iter()
         .filter(|name| !available.split_whitespace().any(|word| word == *name))
         .collect();
-    if missing.is_empty() {
-        Ok(Layout::V2 { root })
-    } else {
-        Err(format!("cgroup controllers are missing: {}", missing.join(", ")))
-    }
+    if missing.is_empty() { Ok(Layout::V2 { root }) } else { Err(lacking(&missing, &root, table)) }
+}
+
+/// Why controllers are missing below `root`, and what to do. Each has a line in `table`: name, number of its version 1
+/// hierarchy or 0, groups, whether it is on.
+fn lacking(missing: &[&str], root: &Path, table: &str) -> String {
+    let line = |name: &str| {
+        let line = table.lines().find(|line| line.split_whitespace().next() == Some(name))?;
+        let mut words = line.split_whitespace().skip(1);
+        Some((words.next()? != "0", words.nth(1)? == "1"))
+    };
+    let reasons = missing.iter().map(|name| {
+        let reason = match line(name) {
+            Some((_, false)) => format!(
+                "the kernel has it switched off; take 'cgroup_disable={name}' from its command line, or add \
+                 'cgroup_enable={name}', and boot again"
+            ),
+            Some((true, true)) => {
+                "it belongs to a hierarchy of version 1; boot with 'cgroup_no_v1=all' on the kernel's command line"
+                    .to_owned()
+            }
+            Some((false, true)) => format!(
+                "it is not passed on to '{}'; add it to 'cgroup.subtree_control' of the group above, or start the \
+                 server outside of this container",
+                root.display()
+            ),
+            // Kernels without version 1 have no such table.
+            None => "the kernel was built without it, or does not pass it on to this container".to_owned(),
+        };
+        format!("{name} ({reason})")
+    });
+    format!("cgroup controllers are missing: {}", reasons.collect::<Vec<_>>().join(", "))
 }
 
 #[cfg(test)]
@@ -103,18 +136,32 @@ mod tests {
 39 31 0:36 / /sys/fs/cgroup/pids rw,relatime - cgroup cgroup rw,pids
 41 31 0:38 / /sys/fs/cgroup/unified rw,relatime - cgroup2 cgroup2 rw
 ";
-        let layout = from_mounts(hybrid, |_| String::new()).unwrap();
+        let layout = from_mounts(hybrid, |_| String::new(), "").unwrap();
         assert_eq!(
             layout.roots(),
             ["memory", "cpu,cpuacct", "pids", "unified"].map(|name| Path::new("/sys/fs/cgroup").join(name))
         );
         let unified = "29 23 0:26 / /sys/fs/cgroup rw shared:4 - cgroup2 cgroup2 rw,nsdelegate\n";
         assert_eq!(
-            from_mounts(unified, |_| "cpuset cpu io memory pids\n".into()),
+            from_mounts(unified, |_| "cpuset cpu io memory pids\n".into(), ""),
             Ok(Layout::V2 { root: "/sys/fs/cgroup".into() })
         );
-        let lacking = from_mounts(unified, |_| "cpu pids".into());
-        assert_eq!(lacking, Err("cgroup controllers are missing: memory".into()));
-        assert!(from_mounts("", |_| String::new()).is_err());
+        assert!(from_mounts("", |_| String::new(), "").is_err());
+    }
+
+    #[test]
+    fn a_missing_controller_is_named_with_its_reason() {
+        let unified = "29 23 0:26 / /sys/fs/cgroup rw shared:4 - cgroup2 cgroup2 rw,nsdelegate\n";
+        for (row, word) in [
+            ("memory\t0\t1\t0", "cgroup_disable=memory"),
+            ("memory\t7\t93\t1", "cgroup_no_v1=all"),
+            ("memory\t0\t93\t1", "cgroup.subtree_control"),
+            ("cpu\t0\t93\t1", "built without it"),
+        ] {
+            let table = format!("#subsys_name\thierarchy\tnum_cgroups\tenabled\n{row}\n");
+            let error = from_mounts(unified, |_| "cpu pids".into(), &table).unwrap_err();
+            assert!(error.starts_with("cgroup controllers are missing: memory ("), "{error}");
+            assert!(error.contains(word), "{error}");
+        }
     }
 }

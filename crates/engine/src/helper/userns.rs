@@ -16,7 +16,8 @@ pub(super) fn make(first: u32, count: u32) -> io::Result<OwnedFd> {
     // SAFETY: `wait_for_death` only makes system calls and never returns; it gets no argument. The stack is kept
     // until the child is dead: the pidfd is waited for below on every path.
     let child =
-        unsafe { clone_shared(libc::CLONE_NEWUSER, None, &stack, wait_for_death, std::ptr::null_mut()) }?;
+        unsafe { clone_shared(libc::CLONE_NEWUSER, None, &stack, wait_for_death, std::ptr::null_mut()) }
+            .map_err(explain)?;
     let map = format!("0 {first} {count}");
     let write_and_open = || -> io::Result<OwnedFd> {
         let of = |name: &str| format!("/proc/{}/{name}", child.pid);
@@ -30,6 +31,16 @@ pub(super) fn make(first: u32, count: u32) -> io::Result<OwnedFd> {
     let mut poll = [rustix::event::PollFd::new(&child.pidfd, rustix::event::PollFlags::IN)];
     rustix::io::retry_on_intr(|| rustix::event::poll(&mut poll, None))?;
     result
+}
+
+/// The kernel's word for "no more of them" is that for a full disk.
+fn explain(error: io::Error) -> io::Error {
+    if error.raw_os_error() != Some(libc::ENOSPC) {
+        return error;
+    }
+    io::Error::other(
+        "there are as many as user.max_user_namespaces allows: 'sysctl user.max_user_namespaces=65536'",
+    )
 }
 
 /// # Safety

@@ -102,6 +102,17 @@ impl NetError {
 
     /// For `map_err`: names the change of the packet filter that failed.
     pub(super) fn filter(action: &'static str) -> impl FnOnce(nlink::Error) -> Self {
-        move |error| Self::Filter { action, reason: error.to_string() }
+        move |error| Self::Filter { action, reason: format!("{error}{}", lacking(&error)) }
+    }
+}
+
+/// What to do about a kernel without nftables: its answer to every request is that it is invalid.
+fn lacking(error: &nlink::Error) -> &'static str {
+    if error.errno() == Some(rustix::io::Errno::INVAL.raw_os_error())
+        && !std::path::Path::new("/sys/module/nf_tables").exists()
+    {
+        ": the kernel has no nftables; 'modprobe nf_tables' says why. Sandboxes do without only in network mode 'none'"
+    } else {
+        ""
     }
 }

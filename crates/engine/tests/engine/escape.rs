@@ -153,6 +153,7 @@ pub(crate) fn attack(root: bool) -> ExitCode {
         }
     }
     ok &= fails("write init's memory limit", write("/sys/fs/cgroup/memory/memory.limit_in_bytes", "1G"));
+    ok &= fails("write the memory limit", write("/sys/fs/cgroup/memory.max", "max"));
     ok &= fails("raise the out-of-memory preference", write("/proc/self/oom_score_adj", "-900"));
     ok &= fails("overwrite the daemon", fs::File::options().write(true).open("/proc/1/exe"));
     ok &= identities(root);

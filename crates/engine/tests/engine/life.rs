@@ -1,5 +1,6 @@
 //! Making, ending, connecting; what is left afterwards.
 
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use osb_engine::net::{Mode, NetConfig};
@@ -7,7 +8,9 @@ use osb_engine::{CheckResult, ConnectError, CreateError, Engine, Limits, StartEr
 use osb_protocol::ids::SandboxId;
 
 use crate::Test;
-use crate::support::{SELF, config, empty_image, image_of, inside, params, runtime, until, with_engine};
+use crate::support::{
+    SELF, config, empty_image, groups, image_of, inside, params, runtime, traces, until, with_engine,
+};
 
 pub(crate) const TESTS: &[Test] = &[
     ("life_output_exit_code_and_environment", life_output_exit_code_and_environment),
@@ -18,6 +21,7 @@ pub(crate) const TESTS: &[Test] = &[
     ("life_delete_is_quick_and_complete", life_delete_is_quick_and_complete),
     ("life_ports_and_daemon_are_reached", life_ports_and_daemon_are_reached),
     ("life_second_engine_is_refused", life_second_engine_is_refused),
+    ("life_failed_start_leaves_nothing", life_failed_start_leaves_nothing),
     ("life_many_at_once", life_many_at_once),
     ("life_check_finds_this_machine_fit", life_check_finds_this_machine_fit),
     ("life_with_network", life_with_network),
@@ -159,8 +163,11 @@ fn life_nothing_grows_over_200_sandboxes() {
                 mounts.lines().filter(|line| line.contains(bed.dir.path().to_str().unwrap())).count()
             };
             let groups = || {
-                let entries = std::fs::read_dir(format!("/sys/fs/cgroup/memory/{name}")).unwrap().flatten();
-                entries.filter(|entry| entry.file_type().unwrap().is_dir()).count()
+                let of = |dir: PathBuf| std::fs::read_dir(dir).unwrap().flatten();
+                let slots = groups(&name)
+                    .into_iter()
+                    .map(|dir| of(dir).filter(|entry| entry.file_type().unwrap().is_dir()).count());
+                slots.max().unwrap()
             };
             let look = || {
                 let helpers: Vec<_> = helpers.iter().map(|pid| counts(*pid)).collect();
@@ -242,6 +249,22 @@ fn life_second_engine_is_refused() {
             bed
         },
     );
+}
+
+fn life_failed_start_leaves_nothing() {
+    runtime().block_on(async {
+        let dir = tempfile::tempdir().unwrap();
+        let mut config = config(dir.path());
+        config.network = NetConfig {
+            mode: Mode::Internet,
+            pool: Some("10.77.0.0/31".parse().unwrap()),
+            ..NetConfig::default()
+        };
+        let refused = Engine::start(config).unwrap_err();
+        assert!(refused.to_string().contains("too small"), "{refused}");
+        let instance = std::fs::read_to_string(dir.path().join("data/instance")).unwrap();
+        assert_eq!(traces(instance.trim()), Vec::<String>::new());
+    });
 }
 
 fn life_many_at_once() {

@@ -57,12 +57,7 @@ pub(crate) fn with_engine<F: Future<Output = Bed>>(
 pub(crate) fn traces(instance: &str) -> Vec<String> {
     let name = format!("opensandbox-{instance}");
     let mut found = Vec::new();
-    for hierarchy in std::fs::read_dir("/sys/fs/cgroup").unwrap().flatten() {
-        let dir = hierarchy.path().join(&name);
-        if dir.exists() {
-            found.push(dir.display().to_string());
-        }
-    }
+    found.extend(groups(&name).iter().map(|dir| dir.display().to_string()));
     let links = std::fs::read_to_string("/proc/net/dev").unwrap();
     found.extend(links.lines().filter(|line| line.contains(instance)).map(str::to_owned));
     found.extend(processes(&name).into_iter().map(|pid| format!("process {pid}")));
@@ -71,6 +66,17 @@ pub(crate) fn traces(instance: &str) -> Vec<String> {
         found.push(run_dir.display().to_string());
     }
     found
+}
+
+/// Directories of this name in the host's cgroup hierarchies: each has its own, or one is all there is.
+pub(crate) fn groups(name: &str) -> Vec<PathBuf> {
+    let top = Path::new("/sys/fs/cgroup");
+    let below = std::fs::read_dir(top).unwrap().flatten().map(|entry| entry.path());
+    std::iter::once(top.to_owned())
+        .chain(below)
+        .map(|hierarchy| hierarchy.join(name))
+        .filter(|dir| dir.exists())
+        .collect()
 }
 
 /// Processes in a cgroup of this name.
