@@ -3,10 +3,10 @@
 PREFIX ?= /usr/local
 DESTDIR ?=
 .DEFAULT_GOAL := help
-.PHONY: help build quickstart test check bench install uninstall clean
+.PHONY: help build quickstart test test-kernels check bench install uninstall clean
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 build: ## dist/osb (one static file) and dist/execd (the daemon inside it)
 	@scripts/build.sh release
@@ -16,6 +16,9 @@ quickstart: ## build, start a server, run a program in a sandbox by the official
 
 test: ## all tests: Rust, then the official clients against a server (needs root)
 	@scripts/test.sh
+
+test-kernels: ## the engine on other kernels and poorer hosts, in virtual machines (long); ONLY="name …" for some
+	@scripts/vm/tests.sh $(ONLY)
 
 check: ## formatting, lints, licences and sources of dependencies, pages
 	@scripts/check.sh
