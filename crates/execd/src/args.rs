@@ -13,6 +13,8 @@ pub enum Args {
     Boot(i32),
     /// As an ordinary daemon.
     Plain(Plain),
+    /// Serves files as this user and group, for the daemon that executes it.
+    FileWorker(u32, u32),
     /// Print this and leave.
     Help,
 }
@@ -100,6 +102,11 @@ pub fn parse(
         };
         match name {
             "boot-fd" => return Ok(Args::Boot(number(name, &value()?)?)),
+            crate::files::identity::FLAG => {
+                let ids = value()?;
+                let (uid, gid) = ids.split_once(':').ok_or_else(|| format!("--{name} needs UID:GID"))?;
+                return Ok(Args::FileWorker(number(name, uid)?, number(name, gid)?));
+            }
             "port" => plain.listen = Listen::Port(number(name, &value()?)?),
             "socket" => plain.listen = Listen::Socket(value()?.into()),
             "access-token" => plain.access_token = Some(value()?).filter(|token| !token.is_empty()),

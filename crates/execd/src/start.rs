@@ -29,6 +29,9 @@ pub fn main() -> ExitCode {
     let result = match args::parse(std::env::args_os().skip(1), |name| std::env::var_os(name)) {
         Ok(Args::Boot(fd)) => init::boot(fd),
         Ok(Args::Plain(plain)) => run_plain(plain),
+        Ok(Args::FileWorker(uid, gid)) => {
+            prepare_process().and_then(|()| crate::files::identity::run(uid, gid))
+        }
         Ok(Args::Help) => io::stdout().write_all(args::HELP.as_bytes()),
         Err(message) => Err(io::Error::other(message)),
     };

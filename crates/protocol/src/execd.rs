@@ -49,6 +49,8 @@ pub mod code {
     pub const NOT_SUPPORTED: &str = "NOT_SUPPORTED";
     /// Not ready, or too busy.
     pub const SERVICE_UNAVAILABLE: &str = "SERVICE_UNAVAILABLE";
+    /// Files cannot be served as the user and group that the path names.
+    pub const FILESYSTEM_IDENTITY_UNAVAILABLE: &str = "FILESYSTEM_IDENTITY_UNAVAILABLE";
     /// The token is absent or wrong.
     pub const UNAUTHORIZED: &str = "UNAUTHORIZED";
     /// A range that the file does not have.

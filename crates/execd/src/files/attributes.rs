@@ -54,6 +54,15 @@ impl Attributes {
         *self == Self::default()
     }
 
+    /// What of it a file in this state has not.
+    pub(crate) fn beyond(&self, stat: &rustix::fs::Stat) -> Self {
+        Self {
+            mode: self.mode.filter(|mode| mode & PERMISSIONS != stat.st_mode & 0o7777),
+            uid: self.uid.filter(|uid| *uid != stat.st_uid),
+            gid: self.gid.filter(|gid| *gid != stat.st_gid),
+        }
+    }
+
     /// Sets owner, then mode, of what `fd` refers to. Works on `O_PATH` descriptors.
     pub(crate) fn apply(&self, fd: BorrowedFd<'_>) -> rustix::io::Result<()> {
         if self.uid.is_some() || self.gid.is_some() {

@@ -99,9 +99,12 @@ fn owner(result: rustix::io::Result<()>) -> rustix::io::Result<()> {
 
 fn finish(source: impl AsFd, copy: impl AsFd, stat: &Stat) -> rustix::io::Result<()> {
     let (source, copy) = (source.as_fd(), copy.as_fd());
-    owner(rustix::fs::fchown(copy, Some(Uid::from_raw(stat.st_uid)), Some(Gid::from_raw(stat.st_gid))))?;
+    let owned = rustix::fs::fchown(copy, Some(Uid::from_raw(stat.st_uid)), Some(Gid::from_raw(stat.st_gid)));
+    owner(owned)?;
+    // A copy that could not be given to the owner must not act for whoever has made it.
+    let kept = if owned.is_ok() { 0o7777 } else { 0o1777 };
     // After the owner: changing that takes set-user-id away.
-    rustix::fs::fchmod(copy, Mode::from_raw_mode(stat.st_mode & 0o7777))?;
+    rustix::fs::fchmod(copy, Mode::from_raw_mode(stat.st_mode & kept))?;
     if let Err(errno) = extended_attributes(source, copy) {
         tracing::debug!(error = %errno, source = source.as_raw_fd(), "extended attributes were not copied");
     }

@@ -98,6 +98,12 @@ pub(crate) struct Place {
 /// Follows `dir/name` while it is a symlink. The result may not exist; if it does, it was no symlink.
 pub(crate) fn resolve(dir: OwnedFd, name: &OsStr) -> rustix::io::Result<Place> {
     let mut place = Place { dir, name: name.to_owned() };
+    // The kernel refuses to follow some links (`fs.protected_symlinks`), and so does this.
+    if let Err(Errno::ACCESS) =
+        rustix::fs::openat(&place.dir, name, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())
+    {
+        return Err(Errno::ACCESS);
+    }
     for _ in 0..MAX_LINKS {
         let target = match rustix::fs::readlinkat(&place.dir, &place.name, Vec::new()) {
             Ok(target) => PathBuf::from(OsString::from_vec(target.into_bytes())),

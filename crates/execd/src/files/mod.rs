@@ -1,7 +1,7 @@
 //! Files and directories: `/files` and `/directories`.
 //!
 //! Everything that touches a disk runs on blocking threads and goes to its end even when the client leaves. Paths
-//! are expanded by [`path`]; [`error`] chooses status and code.
+//! are expanded by [`path`]; [`error`] chooses status and code. [`identity`] has all of it done as another user.
 
 pub(crate) mod attributes;
 mod copy;
@@ -9,6 +9,7 @@ pub(crate) mod dir;
 mod download;
 mod error;
 mod find;
+pub(crate) mod identity;
 mod info;
 mod lines;
 mod multipart;
@@ -44,6 +45,11 @@ type Answer = std::result::Result<Response, ApiError>;
 
 /// The module's routes.
 pub fn router() -> axum::Router<App> {
+    operations().merge(identity::router())
+}
+
+/// What is done as whoever this process is.
+fn operations() -> axum::Router<App> {
     axum::Router::new()
         .route("/files", delete(remove_files))
         .route("/files/info", get(info))

@@ -3,6 +3,9 @@
 //! The content goes into a file without a name (`O_TMPFILE`), which the kernel forgets when the daemon or the
 //! request dies, so nobody sees half a file and nothing is left behind. File systems without such files get a
 //! hidden name instead, removed on every way out.
+//!
+//! Whoever may write to a file but not to its directory, or not give the new one to its owner, writes into the file
+//! itself in the end. Whoever may not write to a file does not replace it either, though the directory allowed that.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -10,7 +13,7 @@ use std::io::{Seek as _, Write as _};
 use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, RenameFlags};
+use rustix::fs::{Access, AtFlags, CWD, FileType, Mode, OFlags, RenameFlags};
 use rustix::io::Errno;
 
 use super::attributes::Attributes;
@@ -18,12 +21,17 @@ use super::attributes::Attributes;
 /// Mode of new files before the umask.
 const NEW_FILE: Mode = Mode::from_raw_mode(0o666);
 
+/// Where contents wait that are for a directory without permission to make files in it.
+const ELSEWHERE: &str = "/tmp";
+
 /// A file on its way to a name.
 #[derive(Debug)]
 pub(crate) struct Temp {
     file: File,
     /// The hidden name, where the file system needs one.
     name: Option<Hidden>,
+    /// Made elsewhere for want of permission: it can be copied into a file, not become one.
+    elsewhere: bool,
 }
 
 /// A name that is removed when dropped.
@@ -49,11 +57,23 @@ pub(crate) fn hidden_name() -> OsString {
 }
 
 impl Temp {
-    /// Makes an empty file in the file system of `dir`.
+    /// Makes an empty file in the file system of `dir`, or elsewhere when `dir` takes no files.
     pub(crate) fn new(dir: Arc<OwnedFd>) -> rustix::io::Result<Self> {
+        match Self::new_in(dir) {
+            Err(Errno::ACCESS) => {
+                let elsewhere = super::dir::open(ELSEWHERE.as_ref()).map_err(|_| Errno::ACCESS)?;
+                let mut temp = Self::new_in(Arc::new(elsewhere)).map_err(|_| Errno::ACCESS)?;
+                temp.elsewhere = true;
+                Ok(temp)
+            }
+            result => result,
+        }
+    }
+
+    fn new_in(dir: Arc<OwnedFd>) -> rustix::io::Result<Self> {
         let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
         match rustix::fs::openat(&dir, c".", flags, NEW_FILE) {
-            Ok(fd) => Ok(Self { file: fd.into(), name: None }),
+            Ok(fd) => Ok(Self { file: fd.into(), name: None, elsewhere: false }),
             // Kernels and file systems without the flag answer in one of these ways.
             Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::NOENT | Errno::INVAL) => Self::new_hidden(dir),
             Err(errno) => Err(errno),
@@ -64,7 +84,7 @@ impl Temp {
         let name = hidden_name();
         let flags = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let fd = rustix::fs::openat(&dir, &name, flags, NEW_FILE)?;
-        Ok(Self { file: fd.into(), name: Some(Hidden { dir, name, armed: true }) })
+        Ok(Self { file: fd.into(), name: Some(Hidden { dir, name, armed: true }), elsewhere: false })
     }
 
     /// The file, to write into.
@@ -73,8 +93,8 @@ impl Temp {
     }
 
     /// Gives the file its name in `dir`. What is there is replaced, keeping its mode and owner where `attributes`
-    /// name none; anything but a regular file is refused. A file that cannot be replaced because something is
-    /// mounted on it is overwritten in place.
+    /// name none; anything but a regular file is refused. A file that cannot be replaced, because something is
+    /// mounted on it or for want of permission, is overwritten in place.
     pub(crate) fn replace(
         mut self,
         dir: BorrowedFd<'_>,
@@ -100,44 +120,53 @@ impl Temp {
         name: &OsStr,
         attributes: &Attributes,
     ) -> rustix::io::Result<Option<File>> {
-        match rustix::fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW) {
+        let may_replace = match rustix::fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW) {
             Ok(old) => match FileType::from_raw_mode(old.st_mode) {
-                FileType::RegularFile => self.inherit(&old)?,
+                FileType::RegularFile => {
+                    // What is replaced by leave of its directory is written to in the eyes of the caller.
+                    rustix::fs::accessat(dir, name, Access::WRITE_OK, AtFlags::empty())?;
+                    !self.elsewhere && self.inherit(&old)?
+                }
                 FileType::Directory => return Err(Errno::ISDIR),
                 _ => return Err(Errno::NODEV),
             },
+            Err(Errno::NOENT) if self.elsewhere => return Err(Errno::ACCESS),
             Err(Errno::NOENT) => {
                 attributes.apply(self.file.as_fd())?;
                 match self.link(dir, name) {
                     Ok(()) => return Ok(None),
                     // Somebody has made the file meanwhile.
-                    Err(Errno::EXIST) => {}
+                    Err(Errno::EXIST) => true,
                     Err(errno) => return Err(errno),
                 }
             }
             Err(errno) => return Err(errno),
+        };
+        if !may_replace {
+            return self.overwrite(dir, name, attributes).map(Some);
         }
         attributes.apply(self.file.as_fd())?;
         match self.rename_over(dir, name) {
-            Err(Errno::BUSY) => self.overwrite(dir, name, attributes).map(Some),
+            Err(Errno::BUSY | Errno::ACCESS | Errno::PERM) => self.overwrite(dir, name, attributes).map(Some),
             Err(errno) => Err(errno),
             Ok(()) => Ok(None),
         }
     }
 
-    /// Takes over mode and owner of the file that will be replaced.
-    fn inherit(&self, old: &rustix::fs::Stat) -> rustix::io::Result<()> {
+    /// Takes over mode and owner of the file that will be replaced; `false` when this may not have that owner.
+    fn inherit(&self, old: &rustix::fs::Stat) -> rustix::io::Result<bool> {
         let new = rustix::fs::fstat(&self.file)?;
         if (new.st_uid, new.st_gid) != (old.st_uid, old.st_gid) {
             let owner = Attributes { mode: None, uid: Some(old.st_uid), gid: Some(old.st_gid) };
             match owner.apply(self.file.as_fd()) {
-                // An unprivileged daemon cannot give files away; it still may replace what it can.
-                Ok(()) | Err(Errno::PERM) => {}
+                Ok(()) => {}
+                Err(Errno::PERM) => return Ok(false),
                 Err(errno) => return Err(errno),
             }
         }
         // Set-user-id goes, as it does when such a file is written to.
-        Attributes { mode: Some(old.st_mode & 0o777), uid: None, gid: None }.apply(self.file.as_fd())
+        Attributes { mode: Some(old.st_mode & 0o777), uid: None, gid: None }.apply(self.file.as_fd())?;
+        Ok(true)
     }
 
     /// Gives the file a name that is not taken.
@@ -174,11 +203,17 @@ impl Temp {
         name: &OsStr,
         attributes: &Attributes,
     ) -> rustix::io::Result<File> {
-        let flags = OFlags::WRONLY | OFlags::TRUNC | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let flags = OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let mut target = File::from(rustix::fs::openat(dir, name, flags, Mode::empty())?);
+        let old = rustix::fs::fstat(&target)?;
+        if FileType::from_raw_mode(old.st_mode) != FileType::RegularFile {
+            return Err(Errno::NODEV);
+        }
+        // What is refused is refused before the content is gone; what is so already needs no leave.
+        attributes.beyond(&old).apply(target.as_fd())?;
+        target.set_len(0).map_err(errno_of)?;
         self.file.rewind().map_err(errno_of)?;
         std::io::copy(&mut self.file, &mut target).map_err(errno_of)?;
-        attributes.apply(target.as_fd())?;
         Ok(target)
     }
 
