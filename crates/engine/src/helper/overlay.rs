@@ -61,7 +61,12 @@ impl Overlays {
         namespace: Option<BorrowedFd<'_>>,
         root_id: u32,
     ) -> io::Result<OwnedFd> {
-        let context = fsopen("overlay", FsOpenFlags::FSOPEN_CLOEXEC).map_err(doing("fsopen"))?;
+        let context = fsopen("overlay", FsOpenFlags::FSOPEN_CLOEXEC).map_err(|error| match error {
+            rustix::io::Errno::NODEV => {
+                io::Error::other("the kernel has no file system 'overlay'; 'modprobe overlay' says why")
+            }
+            error => doing("fsopen")(error),
+        })?;
         fsconfig_set_string(&context, "source", "overlay")?;
         match self {
             Self::Descriptors => {
@@ -135,10 +140,7 @@ impl Drop for Attached {
 pub(super) fn clones(overlays: &[OwnedFd]) -> io::Result<Vec<OwnedFd>> {
     let flags =
         OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC | OpenTreeFlags::AT_EMPTY_PATH;
-    overlays
-        .iter()
-        .map(|overlay| open_tree(overlay, "", flags).map_err(doing("clone the overlay")))
-        .collect()
+    overlays.iter().map(|overlay| open_tree(overlay, "", flags).map_err(doing("clone the overlay"))).collect()
 }
 
 /// A detached clone of the mount at `path`, with ids mapped by `namespace`.
