@@ -158,6 +158,7 @@ mod tests {
         };
         assert_eq!((plain.listen, plain.access_token.as_deref()), (Listen::Port(44772), Some("from-env")));
         assert_eq!(parsed(&["--boot-fd", "9"]), Ok(Args::Boot(9)));
+        assert_eq!(parsed(&["--file-worker", "1:4294967294"]), Ok(Args::FileWorker(1, 4_294_967_294)));
     }
 
     #[test]
@@ -166,6 +167,7 @@ mod tests {
             (&["--port", "70000"][..], "70000"),
             (&["--port"], "needs a value"),
             (&["--what"], "--what"),
+            (&["--file-worker", "7"], "UID:GID"),
             (&["sleep"], "sleep"),
             (&["--init", "--", "sleep"], "--init"),
             (&["--jupyter-host", "localhost"], "http://"),
