@@ -84,6 +84,19 @@ pub(crate) enum Program {
 }
 
 impl ProgramArgs {
+    /// The working directory, for a program on a terminal.
+    ///
+    /// # Errors
+    /// Something is asked for that terminals do not have.
+    pub(crate) fn for_terminal(&self) -> anyhow::Result<Option<&str>> {
+        if self.timeout.is_some() || self.user.is_some() {
+            anyhow::bail!(
+                "neither --timeout nor --user goes with -t: a terminal has no limit and the sandbox's user"
+            );
+        }
+        Ok(self.workdir.as_deref())
+    }
+
     pub(crate) fn build(
         self,
         program: Program,

@@ -10,7 +10,16 @@ const EXAMPLES: &[(&str, &[&str])] = &[
             "osb run host -- python3 -c 'print(1 + 1)'",
             "osb run host --copy-in src:/work/ --copy-out /work/out:out -w /work/src -- make",
             "osb run -i host -- sort < names.txt",
+            "osb run -it host -- vim /etc/hosts",
             "osb run host -- 'ls /usr | wc -l'",
+        ],
+    ),
+    (
+        "shell",
+        &[
+            "osb shell SANDBOX_ID",
+            "osb shell SANDBOX_ID -w /work -- htop",
+            "osb shell SANDBOX_ID --session SESSION_ID",
         ],
     ),
     (

@@ -22,6 +22,7 @@ mod run;
 mod sandbox;
 mod session;
 mod settings;
+mod shell;
 mod signals;
 mod skills;
 mod snapshot;
@@ -79,7 +80,10 @@ pub struct Globals {
 #[derive(Debug, Clone, Subcommand)]
 pub enum Action {
     /// Run a program in a new sandbox and delete the sandbox afterwards
+    #[command(mut_arg("timeout", |timeout| timeout.short(None)))]
     Run(run::RunArgs),
+    /// Open a shell, or another program, on a terminal in a sandbox
+    Shell(shell::ShellArgs),
     /// Make, list and end sandboxes
     #[command(subcommand, visible_alias = "sb")]
     Sandbox(sandbox::SandboxAction),
@@ -142,6 +146,7 @@ impl Action {
     fn failure_code(&self) -> u8 {
         match self {
             Self::Run(_)
+            | Self::Shell(_)
             | Self::Command(
                 command::CommandAction::Run(_)
                 | command::CommandAction::Session(session::SessionAction::Run { .. }),
@@ -192,6 +197,7 @@ async fn dispatch(
     let context = &*loaded.insert(Context::load(globals, var, streams).await?);
     match action {
         Action::Run(args) => run::run(context, args, streams).await,
+        Action::Shell(args) => shell::run(context, args, streams).await,
         Action::Sandbox(action) => sandbox::run(context, action, streams).await,
         Action::Command(action) => command::run(context, action, streams).await,
         Action::File(action) => signals::undone_by(file::run(context, action, streams)).await,

@@ -19,6 +19,7 @@ use crate::copy::{download_into, upload_into};
 use crate::exit;
 use crate::progress;
 use crate::settings::Context;
+use crate::shell;
 use crate::signals::Signals;
 use crate::streams::Streams;
 
@@ -50,6 +51,9 @@ pub struct RunArgs {
     /// Read standard input to its end first and give it to the program
     #[arg(short, long)]
     interactive: bool,
+    /// Run the program on a terminal, as -it does with containers
+    #[arg(short, long)]
+    tty: bool,
     /// Pass a single word on as a program's name, even if it has blanks
     #[arg(long)]
     argv: bool,
@@ -91,9 +95,17 @@ struct Work {
     input: Option<std::fs::File>,
     program: Program,
     args: ProgramArgs,
+    /// On a terminal.
+    tty: bool,
 }
 
 pub(crate) async fn run(context: &Context, args: RunArgs, streams: &mut Streams) -> anyhow::Result<u8> {
+    if args.tty {
+        if !streams.stdin_is_terminal {
+            anyhow::bail!("-t needs a terminal as standard input; leave it out where there is none");
+        }
+        args.program.for_terminal()?;
+    }
     let mut signals = Signals::new()?;
     let image = args.image.clone();
     let mut create = context.client.create(args.image).timeout(LEASE);
@@ -110,7 +122,7 @@ pub(crate) async fn run(context: &Context, args: RunArgs, streams: &mut Streams)
         // Better known before a sandbox is made.
         std::fs::metadata(local).with_context(|| local.display().to_string())?;
     }
-    let input = match args.interactive {
+    let input = match args.interactive && !args.tty {
         true => tokio::select! {
             input = spool(streams) => Some(input?),
             signal = signals.next() => return Ok(exit::SIGNAL + signal),
@@ -133,8 +145,14 @@ pub(crate) async fn run(context: &Context, args: RunArgs, streams: &mut Streams)
             true => Program::Argv(own_command(&image, own, args.image_command)?),
             false => Program::from_words(args.words, args.argv),
         };
-        let work =
-            Work { copy_in: args.copy_in, copy_out: args.copy_out, input, program, args: args.program };
+        let work = Work {
+            copy_in: args.copy_in,
+            copy_out: args.copy_out,
+            input,
+            program,
+            args: args.program,
+            tty: args.tty,
+        };
         work.carry_out(&sandbox, streams).await
     };
     let ended = tokio::select! {
@@ -172,7 +190,7 @@ fn own_command(
 /// Reads standard input to its end: the protocol has no way to pass it on piece by piece.
 async fn spool(streams: &mut Streams) -> anyhow::Result<std::fs::File> {
     if streams.stdin_is_terminal {
-        anyhow::bail!("-i passes a file or a pipe on; a terminal in a sandbox comes later");
+        anyhow::bail!("-i passes a file or a pipe on; -it runs the program on a terminal");
     }
     let file = tempfile::tempfile().context("room for standard input")?;
     let mut writer = tokio::fs::File::from_std(file.try_clone()?);
@@ -195,11 +213,15 @@ impl Work {
             sandbox.files().upload([upload]).await?;
             program = with_input(program);
         }
-        // The sandbox has the variables already.
-        let command = self.args.build(program, sandbox, []);
-        let mut running = None;
-        let exit = follow(command, &mut running, streams).await?;
-        let code = finish(&exit, streams).await?;
+        let code = if self.tty {
+            shell::run_program(sandbox, self.args.for_terminal()?, &program, streams).await?
+        } else {
+            // The sandbox has the variables already.
+            let command = self.args.build(program, sandbox, []);
+            let mut running = None;
+            let exit = follow(command, &mut running, streams).await?;
+            finish(&exit, streams).await?
+        };
         for (remote, local) in &self.copy_out {
             match download_into(sandbox, remote, local, streams).await {
                 Ok(moved) => moved.note_skipped(streams).await,

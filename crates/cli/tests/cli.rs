@@ -170,7 +170,7 @@ async fn run_passes_arguments_output_and_exit_code_on() {
             "cpu=2",
             "-m",
             "k=v",
-            "-t",
+            "--timeout",
             "1m",
             "-u",
             "7:8",

@@ -45,6 +45,10 @@ pub mod code {
     pub const FILE_NOT_FOUND: &str = "FILE_NOT_FOUND";
     /// No such code context, session or terminal.
     pub const CONTEXT_NOT_FOUND: &str = "CONTEXT_NOT_FOUND";
+    /// Somebody types into the terminal already.
+    pub const ALREADY_CONNECTED: &str = "ALREADY_CONNECTED";
+    /// A terminal whose program does not run cannot be watched.
+    pub const VIEWER_REQUIRES_RUNNING_SESSION: &str = "VIEWER_REQUIRES_RUNNING_SESSION";
     /// Not offered here.
     pub const NOT_SUPPORTED: &str = "NOT_SUPPORTED";
     /// Not ready, or too busy.

@@ -6,6 +6,7 @@ use std::time::Duration;
 use futures_util::stream::{SplitSink, SplitStream};
 use futures_util::{SinkExt as _, StreamExt as _};
 use osb_protocol::execd::TerminalMessage;
+use tokio::io::AsyncReadExt as _;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{MissedTickBehavior, interval_at, sleep, timeout};
 use tokio_tungstenite::tungstenite::protocol::CloseFrame;
@@ -27,6 +28,8 @@ const PATIENCE: Duration = Duration::from_secs(10);
 const SLOWEST: usize = 16 << 10;
 /// How long a client may take to leave.
 const FAREWELL: Duration = Duration::from_secs(3);
+/// A client that has been told what is wrong and sends nothing for so long has heard it.
+const QUIET: Duration = Duration::from_millis(200);
 /// Input that is passed on at once.
 const PIECE: usize = 32 << 10;
 /// Answers on their way to the client; one that does not read them is not heard either.
@@ -313,9 +316,18 @@ fn broken(error: &Error) -> End {
 
 const _: () = assert!(LARGEST_MESSAGE == (1 << 20) + 1, "the reason above names it");
 
+/// Reads what a client that broke the protocol is still sending. A connection that is closed before may take the
+/// reason along.
+async fn discard(socket: Socket) {
+    let mut stream = socket.into_inner();
+    let mut piece = vec![0; PIECE];
+    while let Ok(Ok(1..)) = timeout(QUIET, stream.read(&mut piece)).await {}
+}
+
 /// Says goodbye; whether the client has answered.
 async fn part(end: End, mut sink: Sink, mut source: Source) -> bool {
     let error = |code: &str, reason: &str| Some(frame::error(code, reason));
+    let broken = matches!(end, End::Broken(..));
     let (last, code, reason) = match end {
         End::Stalled => return false,
         End::Left => {
@@ -349,6 +361,10 @@ async fn part(end: End, mut sink: Sink, mut source: Source) -> bool {
         sink.send(Message::Close(Some(CloseFrame { code: code.into(), reason: reason.into() })))
             .await
             .ok()?;
+        if broken {
+            discard(sink.reunite(source).ok()?).await;
+            return None;
+        }
         loop {
             match source.next().await? {
                 Ok(Message::Close(_)) => return Some(()),

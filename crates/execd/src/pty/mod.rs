@@ -107,7 +107,6 @@ async fn attach(
     let terminal = app.terminals.get(&id).ok_or_else(unknown)?;
     let handshake = socket::Handshake::new(request.headers())?;
     let wanted = wanted(&params)?;
-    let conflict = |code, message: &str| ApiError::new(StatusCode::CONFLICT, code, message);
     let place = terminal.enter().ok_or_else(|| {
         let message = "too many clients are connected to this terminal; close one that is not needed";
         ApiError::new(StatusCode::SERVICE_UNAVAILABLE, code::SERVICE_UNAVAILABLE, message)
@@ -116,14 +115,14 @@ async fn attach(
         if !terminal.is_running() {
             let message =
                 "there is nothing to watch: the program does not run; connect as holder to start it";
-            return Err(conflict("VIEWER_REQUIRES_RUNNING_SESSION", message));
+            return Err(ApiError::new(StatusCode::CONFLICT, code::VIEWER_REQUIRES_RUNNING_SESSION, message));
         }
         Role::Viewer
     } else {
         let seat = terminal.sit();
         if seat.is_none() && params.get("takeover") != Some("1") {
             let message = "another client is connected; take over with takeover=1, or watch with mode=viewer";
-            return Err(conflict("ALREADY_CONNECTED", message));
+            return Err(ApiError::new(StatusCode::CONFLICT, code::ALREADY_CONNECTED, message));
         }
         Role::Holder(seat)
     };

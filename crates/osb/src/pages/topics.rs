@@ -29,11 +29,12 @@ macro_rules! topic {
 }
 
 /// In the order in which somebody new would read them.
-pub(super) static TOPICS: [Topic; 9] = [
+pub(super) static TOPICS: [Topic; 10] = [
     topic!("install", "what a machine needs, installing, updating, removing"),
     topic!("quickstart", "the first sandbox, from the terminal and by an SDK"),
     topic!("images", "where images come from, and how they are kept"),
     topic!("cli", "commands, settings, output and exit codes of this program"),
+    topic!("terminals", "shells in sandboxes, leaving and coming back, the protocol"),
     topic!("errors", "every error code: what it means and what to do"),
     topic!("environment", "what a program finds inside a sandbox"),
     topic!("isolation", "what keeps sandboxes apart, and what does not"),
