@@ -14,7 +14,7 @@ use crate::error::{Error, Result, chain};
 use crate::trust::Trust;
 
 /// Time to make a connection, name look-up and TLS included.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// What a client is for.
 #[derive(Debug, Clone, Default)]

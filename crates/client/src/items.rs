@@ -6,7 +6,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 
 use futures_util::stream::{BoxStream, Stream, StreamExt, TryStreamExt, try_unfold};
-use osb_protocol::lifecycle::PaginationInfo;
+use osb_protocol::lifecycle::{MAX_PAGE_SIZE, PaginationInfo};
 
 use crate::error::Result;
 
@@ -78,9 +78,34 @@ impl<T> Stream for Items<T> {
 /// One page and where it lies.
 pub(crate) type Page<T> = (Vec<T>, PaginationInfo);
 
+/// What a list is asked for that comes in pages.
+pub(crate) trait PagedFilter: Clone + Send + Sync + 'static {
+    /// Page and items per page.
+    fn place(&mut self) -> (&mut Option<u32>, &mut Option<u32>);
+}
+
+/// All items that `filter` lets pass, from its page on, in the largest pages unless it says otherwise.
+pub(crate) fn all<T, P, F, R>(mut filter: P, fetch: F, id: impl Fn(&T) -> &str + Send + 'static) -> Items<T>
+where
+    T: Send + 'static,
+    P: PagedFilter,
+    F: Fn(P) -> R + Send + 'static,
+    R: Future<Output = Result<Page<T>>> + Send + 'static,
+{
+    let (page, size) = filter.place();
+    size.get_or_insert(MAX_PAGE_SIZE);
+    let first = page.unwrap_or(1);
+    let fetch = move |page| {
+        let mut filter = filter.clone();
+        *filter.place().0 = Some(page);
+        fetch(filter)
+    };
+    paged(first, fetch, id)
+}
+
 /// All items of a paged list, each once. What is made meanwhile pushes older items onto the next page; these are
 /// not repeated. What is deleted meanwhile may hide as many others.
-pub(crate) fn paged<T, F, R>(first: u32, fetch: F, id: impl Fn(&T) -> &str + Send + 'static) -> Items<T>
+fn paged<T, F, R>(first: u32, fetch: F, id: impl Fn(&T) -> &str + Send + 'static) -> Items<T>
 where
     T: Send + 'static,
     F: Fn(u32) -> R + Send + 'static,

@@ -2,12 +2,12 @@
 
 use std::collections::BTreeMap;
 
-use osb_protocol::lifecycle::{ListSandboxesResponse, MAX_PAGE_SIZE, Sandbox as SandboxInfo};
+use osb_protocol::lifecycle::{ListSandboxesResponse, Sandbox as SandboxInfo};
 use reqwest::Method;
 
 use crate::client::Client;
 use crate::error::Result;
-use crate::items::{Items, paged};
+use crate::items::{Items, PagedFilter, all};
 
 /// Which sandboxes to list. All conditions must hold.
 ///
@@ -74,6 +74,12 @@ pub(crate) fn page_query(page: Option<u32>, size: Option<u32>) -> Vec<(&'static 
     page.into_iter().chain(size.map(|size| ("pageSize", size.to_string()))).collect()
 }
 
+impl PagedFilter for ListFilter {
+    fn place(&mut self) -> (&mut Option<u32>, &mut Option<u32>) {
+        (&mut self.page, &mut self.page_size)
+    }
+}
+
 impl Client {
     /// One page of the sandboxes that match, newest first.
     ///
@@ -105,14 +111,11 @@ impl Client {
     /// ```
     pub fn list_all(&self, filter: ListFilter) -> Items<SandboxInfo> {
         let client = self.clone();
-        let size = filter.page_size.unwrap_or(MAX_PAGE_SIZE);
-        let first = filter.page.unwrap_or(1);
-        let fetch = move |page| {
-            let (client, filter) =
-                (client.clone(), ListFilter { page: Some(page), page_size: Some(size), ..filter.clone() });
+        let fetch = move |filter: ListFilter| {
+            let client = client.clone();
             async move { client.list(&filter).await.map(|answer| (answer.items, answer.pagination)) }
         };
-        paged(first, fetch, |sandbox| &sandbox.id)
+        all(filter, fetch, |sandbox| &sandbox.id)
     }
 }
 

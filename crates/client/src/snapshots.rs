@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-use osb_protocol::lifecycle::{CreateSnapshotRequest, ListSnapshotsResponse, MAX_PAGE_SIZE, Snapshot};
+use osb_protocol::lifecycle::{CreateSnapshotRequest, ListSnapshotsResponse, Snapshot};
 use reqwest::Method;
 use tokio::time::{Instant, sleep_until};
 
 use crate::client::Client;
 use crate::error::{Error, Result};
-use crate::items::{Items, paged};
+use crate::items::{Items, PagedFilter, all};
 use crate::list::page_query;
 use crate::sandbox::Sandbox;
 
@@ -44,6 +44,12 @@ impl SnapshotFilter {
         query.extend(self.states.iter().map(|state| ("state", state.clone())));
         query.extend(page_query(self.page, self.page_size));
         query
+    }
+}
+
+impl PagedFilter for SnapshotFilter {
+    fn place(&mut self) -> (&mut Option<u32>, &mut Option<u32>) {
+        (&mut self.page, &mut self.page_size)
     }
 }
 
@@ -108,16 +114,11 @@ impl Snapshots<'_> {
     /// ```
     pub fn list_all(&self, filter: SnapshotFilter) -> Items<Snapshot> {
         let client = self.client.clone();
-        let size = filter.page_size.unwrap_or(MAX_PAGE_SIZE);
-        let first = filter.page.unwrap_or(1);
-        let fetch = move |page| {
-            let (client, filter) = (
-                client.clone(),
-                SnapshotFilter { page: Some(page), page_size: Some(size), ..filter.clone() },
-            );
+        let fetch = move |filter: SnapshotFilter| {
+            let client = client.clone();
             async move { client.snapshots().list(&filter).await.map(|answer| (answer.items, answer.pagination)) }
         };
-        paged(first, fetch, |snapshot| &snapshot.id)
+        all(filter, fetch, |snapshot| &snapshot.id)
     }
 
     /// One snapshot.

@@ -2,14 +2,12 @@
 
 use std::collections::BTreeMap;
 
-use osb_protocol::lifecycle::{
-    CreateFsbTemplateRequest, FsbTemplate, ListFsbTemplatesResponse, MAX_PAGE_SIZE,
-};
+use osb_protocol::lifecycle::{CreateFsbTemplateRequest, FsbTemplate, ListFsbTemplatesResponse};
 use reqwest::Method;
 
 use crate::client::Client;
 use crate::error::Result;
-use crate::items::{Items, paged};
+use crate::items::{Items, PagedFilter, all};
 use crate::list::{metadata_query, page_query};
 
 /// Templates of a server; see [`Client::templates`].
@@ -27,6 +25,12 @@ pub struct TemplateFilter {
     pub page: Option<u32>,
     /// Items per page, 1 to 200.
     pub page_size: Option<u32>,
+}
+
+impl PagedFilter for TemplateFilter {
+    fn place(&mut self) -> (&mut Option<u32>, &mut Option<u32>) {
+        (&mut self.page, &mut self.page_size)
+    }
 }
 
 impl Client {
@@ -97,16 +101,11 @@ impl Templates<'_> {
     /// ```
     pub fn list_all(&self, filter: TemplateFilter) -> Items<FsbTemplate> {
         let client = self.client.clone();
-        let size = filter.page_size.unwrap_or(MAX_PAGE_SIZE);
-        let first = filter.page.unwrap_or(1);
-        let fetch = move |page| {
-            let (client, filter) = (
-                client.clone(),
-                TemplateFilter { page: Some(page), page_size: Some(size), ..filter.clone() },
-            );
+        let fetch = move |filter: TemplateFilter| {
+            let client = client.clone();
             async move { client.templates().list(&filter).await.map(|answer| (answer.items, answer.pagination)) }
         };
-        paged(first, fetch, |template| &template.template_id)
+        all(filter, fetch, |template| &template.template_id)
     }
 
     /// One template.
