@@ -11,25 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from clients import Spec
-from drivers import ClientError, Driver
+from drivers import Driver, shapes
 from drivers.lines import LineProcess
 
 ERROR = re.compile(r"^(?:ERROR \[(?P<title>[^\]]*)\]|Error): ?(?P<text>.*)", re.S | re.M)
-CODE = re.compile(r"\[([A-Z][A-Z0-9_:]+)\] ")
-REQUEST_ID = re.compile(r"request_id=(\S+)")
-
-
-def told(kind: str, text: str) -> ClientError:
-    """An error from the text that a client made of an SDK's exception."""
-    code, request_id = CODE.search(text), REQUEST_ID.search(text)
-    return ClientError(
-        {
-            "kind": kind,
-            "code": code and code[1],
-            "message": text.strip(),
-            "request_id": request_id and request_id[1],
-        }
-    )
 
 
 def shell(command: str) -> list[str]:
@@ -71,7 +56,7 @@ class CliDriver(Driver):
         if exit_code:
             text = stderr.decode(errors="replace")
             found = ERROR.search(text)
-            raise told(f"exit {exit_code}", found["text"] if found else text)
+            raise shapes.told(f"exit {exit_code}", found["text"] if found else text)
         return stdout
 
     def _json(self, options: list[str], *argv: str) -> Any:
@@ -96,22 +81,7 @@ class CliDriver(Driver):
         self._good(o, "sandbox", "kill", id)
 
     def op_info(self, o, id):
-        return self._info(self._json(o, "sandbox", "get", id))
-
-    @staticmethod
-    def _info(value):
-        return {
-            "id": value["id"],
-            "state": value["status"]["state"],
-            "reason": value["status"].get("reason"),
-            "message": value["status"].get("message"),
-            "image": (value.get("image") or {}).get("image"),
-            "entrypoint": value["entrypoint"],
-            "metadata": value.get("metadata") or {},
-            "extensions": value.get("extensions") or {},
-            "created_at": value["created_at"],
-            "expires_at": value.get("expires_at"),
-        }
+        return shapes.info(self._json(o, "sandbox", "get", id))
 
     def op_list(self, o, states=(), metadata=None, page=None, page_size=None):
         argv = ["sandbox", "list"]
@@ -124,7 +94,7 @@ class CliDriver(Driver):
         if page_size is not None:
             argv += ["--page-size", str(page_size)]
         found = self._json(o, *argv)
-        return {"items": [self._info(item) for item in found["items"]], "pagination": found["pagination"]}
+        return shapes.page(found["items"], found["pagination"])
 
     def op_renew(self, o, id, timeout):
         return self._json(o, "sandbox", "renew", id, "--timeout", f"{timeout}s")["expires_at"]
@@ -136,21 +106,13 @@ class CliDriver(Driver):
         self._good(o, "snapshot", "create", id, "--name", "named")
 
     def op_endpoint(self, o, id, port):
-        found = self._json(o, "sandbox", "endpoint", id, "--port", str(port))
-        return {"endpoint": found["endpoint"], "headers": found.get("headers") or {}}
+        return shapes.endpoint(self._json(o, "sandbox", "endpoint", id, "--port", str(port)))
 
     def op_healthy(self, o, id):
         return self._json(o, "sandbox", "health", id)["healthy"]
 
     def op_metrics(self, o, id):
-        found = self._json(o, "sandbox", "metrics", id)
-        return {
-            "cpu_count": found["cpu_count"],
-            "cpu_percent": found["cpu_used_percentage"],
-            "memory_total": found["memory_total_in_mib"],
-            "memory_used": found["memory_used_in_mib"],
-            "timestamp": found["timestamp"],
-        }
+        return shapes.metrics(self._json(o, "sandbox", "metrics", id))
 
     def op_diagnostics(self, o, id, kind, scope):
         return self._good(o, "diagnostics", kind, id, "--scope", scope).decode()
@@ -170,7 +132,7 @@ class CliDriver(Driver):
             name, _, value = found["text"].strip().partition(": ")
             error, text = {"name": name, "value": value, "traceback": []}, text[: found.start()]
         elif exit_code:
-            raise told(f"exit {exit_code}", found["text"] if found else text)
+            raise shapes.told(f"exit {exit_code}", found["text"] if found else text)
         return {
             "id": None,
             "stdout": [stdout.decode()] if stdout else [],

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from clients import Spec
-from drivers import Driver
-from drivers.cli import CliDriver, told
+from drivers import Driver, shapes
 from drivers.lines import LineProcess
 
 PROTOCOL = "2025-06-18"
@@ -33,14 +32,14 @@ class McpServer:
     def ask(self, method: str, params: dict[str, Any]) -> Any:
         answer = self._process.ask({"jsonrpc": "2.0", "method": method, "params": params})
         if "error" in answer:
-            raise told("JSON-RPC error", answer["error"]["message"])
+            raise shapes.told("JSON-RPC error", answer["error"]["message"])
         return answer["result"]
 
     def tool(self, name: str, **arguments: Any) -> Any:
         """Calls a tool; its structured result."""
         result = self.ask("tools/call", {"name": name, "arguments": arguments})
         if result.get("isError"):
-            raise told("isError", result["content"][0]["text"])
+            raise shapes.told("isError", result["content"][0]["text"])
         return result["structuredContent"]
 
     def close(self) -> None:
@@ -94,31 +93,23 @@ class McpDriver(Driver):
         s.tool("sandbox_kill", sandbox_id=id)
 
     def op_info(self, s, id):
-        return CliDriver._info(s.tool("sandbox_get_info", sandbox_id=id))
+        return shapes.info(s.tool("sandbox_get_info", sandbox_id=id))
 
     def op_list(self, s, **filters):
         found = s.tool("sandbox_list", filter=filters)
-        return {"items": [CliDriver._info(item) for item in found["sandbox_infos"]], "pagination": found["pagination"]}
+        return shapes.page(found["sandbox_infos"], found["pagination"])
 
     def op_renew(self, s, id, timeout):
         return s.tool("sandbox_renew", sandbox_id=id, timeout_seconds=timeout)["expires_at"]
 
     def op_endpoint(self, s, id, port):
-        found = s.tool("sandbox_get_endpoint", sandbox_id=id, port=port, connect_if_missing=True)
-        return {"endpoint": found["endpoint"], "headers": found.get("headers") or {}}
+        return shapes.endpoint(s.tool("sandbox_get_endpoint", sandbox_id=id, port=port, connect_if_missing=True))
 
     def op_healthy(self, s, id):
         return s.tool("sandbox_healthcheck", sandbox_id=id, connect_if_missing=True)["healthy"]
 
     def op_metrics(self, s, id):
-        found = s.tool("sandbox_get_metrics", sandbox_id=id, connect_if_missing=True)
-        return {
-            "cpu_count": found["cpu_count"],
-            "cpu_percent": found["cpu_used_percentage"],
-            "memory_total": found["memory_total_in_mib"],
-            "memory_used": found["memory_used_in_mib"],
-            "timestamp": found["timestamp"],
-        }
+        return shapes.metrics(s.tool("sandbox_get_metrics", sandbox_id=id, connect_if_missing=True))
 
     def op_run(self, s, id, command, cwd=None):
         where = {"working_directory": cwd} if cwd else {}
