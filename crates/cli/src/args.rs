@@ -24,7 +24,7 @@ impl SandboxArg {
 #[derive(Debug, Clone, Copy, Args)]
 pub struct OutputArg {
     /// Form of the output
-    #[arg(short, long, value_enum, default_value_t, value_name = "FORMAT")]
+    #[arg(short, long, value_enum, ignore_case = true, default_value_t, value_name = "FORMAT")]
     pub(crate) output: Format,
 }
 
@@ -64,7 +64,7 @@ impl OutputArg {
 #[derive(Debug, Clone, Copy, Args)]
 pub struct RawOutputArg {
     /// Form of the output; raw is the bare text
-    #[arg(short, long, value_enum, default_value_t, value_name = "FORMAT")]
+    #[arg(short, long, value_enum, ignore_case = true, default_value_t, value_name = "FORMAT")]
     pub(crate) output: RawFormat,
 }
 
@@ -72,7 +72,15 @@ pub struct RawOutputArg {
 #[derive(Debug, Clone, Copy, Args)]
 pub struct OnlyRawArg {
     /// Form of the output
-    #[arg(short, long, value_enum, default_value_t, value_name = "FORMAT", hide_default_value = true)]
+    #[arg(
+        short,
+        long,
+        value_enum,
+        ignore_case = true,
+        default_value_t,
+        value_name = "FORMAT",
+        hide_default_value = true
+    )]
     output: OnlyRaw,
 }
 

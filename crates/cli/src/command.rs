@@ -177,7 +177,7 @@ pub struct RunArgs {
     #[arg(long)]
     argv: bool,
     /// Form of the output: raw, or with --background table, json or yaml
-    #[arg(short, long, value_enum, value_name = "FORMAT")]
+    #[arg(short, long, value_enum, ignore_case = true, value_name = "FORMAT")]
     output: Option<RawFormat>,
     #[command(flatten)]
     program: ProgramArgs,

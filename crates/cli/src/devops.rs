@@ -7,7 +7,8 @@ use serde_json::{Value, json};
 
 use crate::args::{OnlyRawArg, SandboxArg};
 use crate::exit;
-use crate::output::{Cell, RawFormat};
+use crate::output::{Cell, RawFormat, printable_lines};
+use crate::progress;
 use crate::settings::Context;
 use crate::streams::Streams;
 
@@ -29,7 +30,7 @@ pub struct ScopeArgs {
     #[arg(short, long)]
     scope: String,
     /// Form of the output; raw is the text, or where it can be had
-    #[arg(short, long, value_enum, default_value_t = RawFormat::Raw, value_name = "FORMAT")]
+    #[arg(short, long, value_enum, ignore_case = true, default_value_t = RawFormat::Raw, value_name = "FORMAT")]
     output: RawFormat,
 }
 
@@ -89,11 +90,13 @@ pub(crate) async fn diagnostics(
     let (content, output) = match action {
         DiagnosticsAction::Logs(args) => {
             let sandbox = args.sandbox.handle(context);
-            (sandbox.diagnostics().logs(&args.scope).await?, args.output)
+            let asked = async { sandbox.diagnostics().logs(&args.scope).await };
+            (progress::patiently(context, asked).await?, args.output)
         }
         DiagnosticsAction::Events(args) => {
             let sandbox = args.sandbox.handle(context);
-            (sandbox.diagnostics().events(&args.scope).await?, args.output)
+            let asked = async { sandbox.diagnostics().events(&args.scope).await };
+            (progress::patiently(context, asked).await?, args.output)
         }
     };
     let Some(format) = output.structured() else {
@@ -171,8 +174,10 @@ pub(crate) async fn devops(
     Ok(exit::SUCCESS)
 }
 
-/// Text with a line end behind it.
+/// Text with a line end behind it; for a terminal without what it would obey.
 async fn text_out(text: &str, streams: &mut Streams) -> std::io::Result<()> {
+    let shown = if streams.stdout_is_terminal { printable_lines(text) } else { text.to_owned() };
+    let text = shown.as_str();
     let end = if text.is_empty() || text.ends_with('\n') { "" } else { "\n" };
     streams.out(format!("{text}{end}").as_bytes()).await
 }

@@ -31,7 +31,7 @@ pub struct EventsArgs {
     #[arg(value_parser = clap::value_parser!(u64).range(50..=60_000))]
     interval: u64,
     /// Form of the output; json is one document a line
-    #[arg(short, long, value_enum, default_value_t, value_name = "FORMAT")]
+    #[arg(short, long, value_enum, ignore_case = true, default_value_t, value_name = "FORMAT")]
     output: EventFormat,
 }
 
@@ -69,8 +69,8 @@ pub(crate) async fn run(context: &Context, args: EventsArgs, streams: &mut Strea
                 tokio::time::sleep(Duration::from_millis(args.interval)).await;
                 look(context, &args).await
             } => now,
-            // How a person leaves is no failure.
-            _ = signals.next() => return Ok(exit::SUCCESS),
+            signal = signals.next() => return Ok(exit::SIGNAL + signal),
+            gone = streams.unread() => return Err(gone),
         };
         let now = match now {
             Ok(now) => now,

@@ -370,11 +370,12 @@ async fn entries_out(
                 Cell::from(entry.mode),
                 Cell::from(&entry.owner),
                 Cell::from(&entry.group),
+                Cell::from(&entry.created_at),
                 Cell::from(&entry.modified_at),
             ]
         })
         .collect();
-    let headings = ["path", "type", "size", "mode", "owner", "group", "modified_at"];
+    let headings = ["path", "type", "size", "mode", "owner", "group", "created_at", "modified_at"];
     let json: Vec<_> = entries.iter().map(entry_json).collect();
     context.printer(output.output).list(streams, &headings, rows, &json).await
 }

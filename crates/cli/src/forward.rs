@@ -86,12 +86,11 @@ pub(crate) async fn run(context: &Context, args: ForwardArgs, streams: &mut Stre
             .await;
         listeners.push(tokio::spawn(accept(listener, way)));
     }
-    signals.next().await;
+    let signal = signals.next().await;
     for listener in listeners {
         listener.abort();
     }
-    // How a person ends this is no failure.
-    Ok(exit::SUCCESS)
+    Ok(exit::SIGNAL + signal)
 }
 
 async fn way(context: &Context, sandbox: &Sandbox, port: u16) -> anyhow::Result<Way> {

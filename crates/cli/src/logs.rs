@@ -67,6 +67,7 @@ pub(crate) async fn follow_command(
         tokio::select! {
             () = tokio::time::sleep(LOOK) => {}
             signal = signals.next() => return Ok(exit::SIGNAL + signal),
+            gone = streams.unread() => return Err(gone),
         }
     }
 }
@@ -88,6 +89,7 @@ async fn entrypoint(sandbox: &Sandbox, tail: u32, follow: bool, streams: &mut St
         tokio::select! {
             () = tokio::time::sleep(LOOK) => {}
             signal = signals.next() => return Ok(exit::SIGNAL + signal),
+            gone = streams.unread() => return Err(gone),
         }
         let ended = match sandbox.info().await {
             Ok(info) => {

@@ -82,13 +82,92 @@ pub type Row = Vec<Cell>;
 /// sent.
 #[must_use]
 pub fn printable(text: &str) -> String {
-    text.chars()
-        .flat_map(|c| {
-            let hidden = c.is_control() || matches!(c, '\u{202A}'..='\u{202E}' | '\u{2066}'..='\u{2069}');
-            if hidden { c.escape_default().collect::<Vec<_>>() } else { vec![c] }
-        })
-        .collect()
+    text.chars().fold(String::with_capacity(text.len()), |mut shown, c| {
+        if is_order(c) {
+            shown.extend(c.escape_default())
+        } else {
+            shown.push(c)
+        }
+        shown
+    })
 }
+
+/// As [`printable`], but lines stay lines.
+#[must_use]
+pub(crate) fn printable_lines(text: &str) -> String {
+    let keeps = |c| matches!(c, '\n' | '\t');
+    text.split_inclusive(keeps).fold(String::with_capacity(text.len()), |shown, part| {
+        let bare = part.strip_suffix(keeps).unwrap_or(part);
+        shown + &printable(bare) + &part[bare.len()..]
+    })
+}
+
+/// Whether a terminal does something at a character instead of showing it: control characters, separators of lines,
+/// and all that turns the direction of the text around it.
+fn is_order(c: char) -> bool {
+    c.is_control()
+        || matches!(c, '\u{061C}' | '\u{200E}' | '\u{200F}' | '\u{2028}'..='\u{202E}' | '\u{2066}'..='\u{2069}')
+}
+
+/// The beginning of a text that needs no more than `width` columns, with a mark where something is left out.
+fn cut(text: &str, width: usize) -> String {
+    if text.width() <= width {
+        return text.to_owned();
+    }
+    let mut shown = String::new();
+    for c in text.chars() {
+        shown.push(c);
+        // As a whole: what is joined with its neighbours is narrower than its parts.
+        if shown.width() >= width {
+            shown.pop();
+            break;
+        }
+    }
+    shown.push('…');
+    shown
+}
+
+/// Columns of a list that a terminal has no room for, and where the rest is cut.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Room<'a> {
+    /// Columns of the terminal.
+    pub(crate) width: usize,
+    /// Headings of the columns that may go, the least important first.
+    pub(crate) spare: &'a [&'a str],
+}
+
+/// Between two columns.
+const GAP: usize = 2;
+
+/// A table that needs no more than the room there is: columns go in their order, then the first one is cut.
+pub(crate) fn fitted(headings: &[&str], rows: Vec<Row>, room: Room<'_>) -> (Vec<String>, Vec<Row>) {
+    let mut kept: Vec<usize> = (0..headings.len()).collect();
+    let widths: Vec<usize> = (0..headings.len())
+        .map(|at| {
+            let cells = rows.iter().filter_map(|row| row.get(at)).map(|Cell(text)| text.width());
+            cells.max().unwrap_or(0).max(headings[at].width())
+        })
+        .collect();
+    let rest = |kept: &[usize]| kept.iter().skip(1).map(|&at| widths[at] + GAP).sum::<usize>();
+    let mut spare = room.spare.iter();
+    while rest(&kept) + kept.first().map_or(0, |&at| widths[at]) > room.width {
+        let Some(next) = spare.next() else { break };
+        kept.retain(|&at| headings[at] != *next);
+    }
+    let first = room.width.saturating_sub(rest(&kept)).max(MIN_FIRST);
+    let cells = |row: Row| -> Row {
+        let shown = kept.iter().filter_map(|&at| row.get(at).cloned());
+        shown
+            .enumerate()
+            .map(|(at, Cell(text))| Cell(if at == 0 { cut(&text, first) } else { text }))
+            .collect()
+    };
+    let names = kept.iter().map(|&at| headings[at].to_uppercase()).collect();
+    (names, rows.into_iter().map(cells).collect())
+}
+
+/// What is left of the first column at least: the beginning of an id tells sandboxes apart.
+const MIN_FIRST: usize = 8;
 
 /// Writes answers in the form asked for.
 #[derive(Debug, Clone, Copy)]
@@ -115,6 +194,11 @@ impl Printer {
             Format::Json | Format::Yaml => self.data(streams, json).await,
             Format::Table => {
                 let headings: Vec<String> = headings.iter().map(|h| h.to_uppercase()).collect();
+                let rows = match (streams.size)() {
+                    // One endless value must not take the others out of sight.
+                    Some((width, _)) => rows.into_iter().map(|row| shortened(row, width)).collect(),
+                    None => rows,
+                };
                 let text = table(&headings, &rows, self.color);
                 Ok(streams.out(text.as_bytes()).await?)
             }
@@ -184,11 +268,21 @@ fn yaml(value: &impl Serialize) -> anyhow::Result<String> {
     Ok(text)
 }
 
-fn table(headings: &[String], rows: &[Row], color: bool) -> String {
+fn shortened(row: Row, width: usize) -> Row {
+    row.into_iter().map(|Cell(text)| Cell(cut(&text, width.max(MIN_FIRST)))).collect()
+}
+
+/// A value wider than this does not make its column wider: the other lines would be mostly blanks.
+const WIDE: usize = 200;
+
+pub(crate) fn table(headings: &[String], rows: &[Row], color: bool) -> String {
     let mut widths: Vec<usize> = headings.iter().map(|heading| heading.width()).collect();
     for row in rows {
         for (width, Cell(text)) in widths.iter_mut().zip(row) {
-            *width = (*width).max(text.width());
+            let needed = text.width();
+            if needed <= WIDE {
+                *width = (*width).max(needed);
+            }
         }
     }
     let mut text = String::new();
@@ -197,7 +291,7 @@ fn table(headings: &[String], rows: &[Row], color: bool) -> String {
         for (cell, width) in cells.zip(&widths) {
             text.push_str(&" ".repeat(padding));
             text.push_str(&bold(cell, strong));
-            padding = width - cell.width() + 2;
+            padding = width.saturating_sub(cell.width()) + GAP;
         }
         text.push('\n');
     };

@@ -18,8 +18,9 @@ use crate::args::{OutputArg, PageArgs, RawOutputArg, SandboxArg, key_value};
 use crate::duration::parse as parse_duration;
 use crate::exit;
 use crate::output::{Cell, Format, RawFormat};
+use crate::progress;
 use crate::settings::Context;
-use crate::signals::Signals;
+use crate::signals::{self, Signals};
 use crate::streams::Streams;
 
 /// What to do with sandboxes.
@@ -150,6 +151,17 @@ pub(crate) async fn run(
     action: SandboxAction,
     streams: &mut Streams,
 ) -> anyhow::Result<u8> {
+    match action {
+        SandboxAction::Create(args) => signals::undone_by(create::run(context, *args, streams)).await,
+        SandboxAction::Metrics { sandbox, watch: true, output } => {
+            metrics(context, &sandbox, true, output.output, streams).await
+        }
+        action => progress::patiently(context, answer(context, action, streams)).await,
+    }
+}
+
+/// Carries out what takes as long as an answer of the server.
+async fn answer(context: &Context, action: SandboxAction, streams: &mut Streams) -> anyhow::Result<u8> {
     match action {
         SandboxAction::Create(args) => return create::run(context, *args, streams).await,
         SandboxAction::List(args) => return list(context, args, streams).await,
@@ -296,6 +308,7 @@ async fn metrics(
         let measured = tokio::select! {
             measured = measurements.next() => measured?,
             signal = signals.next() => return Ok(exit::SIGNAL + signal),
+            gone = streams.unread() => return Err(gone),
         };
         let Some(measured) = measured else { return Ok(exit::SUCCESS) };
         match output {
@@ -365,13 +378,16 @@ fn properties(info: &SandboxInfo) -> Vec<(&'static str, Cell)> {
             map.as_ref().map(|map| map.iter().map(|(key, value)| format!("{key}={value}")).collect());
         Cell::optional(pairs.map(|pairs| pairs.join(" ")))
     };
+    let json = to_json(info);
     vec![
         ("id", Cell::from(&info.id)),
-        ("state", Cell::from(&info.status.state)),
-        ("reason", Cell::optional(info.status.reason.as_ref())),
-        ("message", Cell::optional(info.status.message.as_ref())),
+        ("status", Cell::from(&info.status.state)),
+        ("status_reason", Cell::optional(info.status.reason.as_ref())),
+        ("status_message", Cell::optional(info.status.message.as_ref())),
         ("image", Cell::optional(info.image.as_ref().map(|image| &image.uri))),
         ("snapshot_id", Cell::optional(info.snapshot_id.as_ref())),
+        ("platform", Cell::of_json(&json["platform"])),
+        ("allocation", Cell::of_json(&json["allocation"])),
         ("entrypoint", Cell::from(info.entrypoint.join(" "))),
         ("metadata", labels(&info.metadata)),
         ("extensions", labels(&info.extensions)),

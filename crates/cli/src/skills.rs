@@ -25,6 +25,7 @@ pub enum SkillsAction {
     /// Show a skill
     Show {
         /// Which
+        #[arg(ignore_case = true)]
         skill: Skill,
         #[command(flatten)]
         output: OutputArg,
@@ -39,7 +40,7 @@ pub enum SkillsAction {
 #[derive(Debug, Clone, Args)]
 pub struct InstallArgs {
     /// Which
-    #[arg(required_unless_present = "all_builtins")]
+    #[arg(ignore_case = true, required_unless_present = "all_builtins")]
     skill: Option<Skill>,
     /// All skills
     #[arg(long, conflicts_with = "skill")]
@@ -55,7 +56,7 @@ pub struct InstallArgs {
 #[derive(Debug, Clone, Args)]
 pub struct UninstallArgs {
     /// Which
-    #[arg(default_value = "sandbox-troubleshooting")]
+    #[arg(ignore_case = true, default_value = "sandbox-troubleshooting")]
     skill: Skill,
     #[command(flatten)]
     place: PlaceArgs,
@@ -65,10 +66,10 @@ pub struct UninstallArgs {
 #[derive(Debug, Clone, Args)]
 pub(crate) struct PlaceArgs {
     /// Tool, or all
-    #[arg(short, long, value_enum)]
+    #[arg(short, long, value_enum, ignore_case = true)]
     target: Target,
     /// This directory, or everywhere
-    #[arg(long, value_enum)]
+    #[arg(long, value_enum, ignore_case = true)]
     scope: Scope,
     #[command(flatten)]
     output: OutputArg,
@@ -130,6 +131,18 @@ impl Skill {
             Self::FileOperations => "file-operations",
             Self::NetworkEgress => "network-egress",
             Self::CredentialVault => "credential-vault",
+        }
+    }
+
+    /// What it is about, in a word.
+    fn area(self) -> &'static str {
+        match self {
+            Self::SandboxTroubleshooting => "Troubleshooting",
+            Self::SandboxLifecycle => "Lifecycle",
+            Self::CommandExecution => "Execution",
+            Self::FileOperations => "Files",
+            Self::NetworkEgress => "Network",
+            Self::CredentialVault => "General",
         }
     }
 
@@ -225,8 +238,9 @@ pub(crate) async fn run(
             Format::Table => streams.out(skill.body().as_bytes()).await?,
             format => {
                 let json = json!({
-                    "skill": skill.name(), "title": skill.title(), "summary": skill.description(),
-                    "trigger_hint": skill.description(), "content": skill.text(),
+                    "skill": skill.name(), "title": skill.title(), "area": skill.area(),
+                    "summary": skill.description(), "trigger_hint": skill.description(),
+                    "content": skill.text(),
                 });
                 printer(format).data(streams, &json).await?;
             }
@@ -294,6 +308,7 @@ fn target_json(places: &[Operation]) -> Value {
         "target": first.map(|place| place.target.name()),
         "label": first.map(|place| place.target.label()),
         "scope": first.map(|place| place.scope.name()),
+        "layout": first.map(|place| install::layout(place)),
         "skills": skills,
     })
 }
@@ -317,8 +332,8 @@ async fn list(
         .iter()
         .map(|skill| {
             json!({
-                "slug": skill.name(), "title": skill.title(), "summary": skill.description(),
-                "trigger_hint": skill.description(), "marker_id": install::marker(*skill),
+                "slug": skill.name(), "title": skill.title(), "area": skill.area(),
+                "summary": skill.description(), "trigger_hint": skill.description(), "marker_id": install::marker(*skill),
             })
         })
         .collect();

@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 use crate::args::{OutputArg, PageArgs, SandboxArg};
 use crate::exit;
 use crate::output::Cell;
+use crate::progress;
 use crate::settings::Context;
 use crate::streams::Streams;
 
@@ -60,11 +61,24 @@ pub(crate) async fn run(
     action: SnapshotAction,
     streams: &mut Streams,
 ) -> anyhow::Result<u8> {
+    progress::patiently(context, answer(context, action, streams)).await
+}
+
+async fn answer(context: &Context, action: SnapshotAction, streams: &mut Streams) -> anyhow::Result<u8> {
     let snapshots = context.client.snapshots();
     match action {
         SnapshotAction::Create { sandbox, name, output } => {
-            let snapshot = sandbox.handle(context).create_snapshot(name.as_deref()).await?;
-            show(context, &snapshot, output, streams).await?;
+            let made = sandbox.handle(context).create_snapshot(name.as_deref()).await?;
+            let properties = vec![
+                ("id", Cell::from(&made.id)),
+                ("sandbox_id", Cell::from(&made.sandbox_id)),
+                ("name", Cell::optional(made.name.as_ref())),
+                ("status", Cell::from(&made.status.state)),
+            ];
+            let json = json!({
+                "id": made.id, "sandbox_id": made.sandbox_id, "name": made.name, "status": made.status.state,
+            });
+            context.printer(output.output).object(streams, properties, &json).await?;
         }
         SnapshotAction::Get { snapshot_id, output } => {
             show(context, &snapshots.get(&snapshot_id).await?, output, streams).await?;
@@ -115,8 +129,8 @@ async fn show(
         ("sandbox_id", Cell::from(&snapshot.sandbox_id)),
         ("name", Cell::optional(snapshot.name.as_ref())),
         ("status", Cell::from(&status.state)),
-        ("reason", Cell::optional(status.reason.as_ref())),
-        ("message", Cell::optional(status.message.as_ref())),
+        ("status_reason", Cell::optional(status.reason.as_ref())),
+        ("status_message", Cell::optional(status.message.as_ref())),
         ("created_at", Cell::from(snapshot.created_at)),
     ];
     context.printer(output.output).object(streams, properties, &to_json(snapshot)).await

@@ -1,9 +1,11 @@
 //! Standard output and error, as values so that tests can look at what is written.
 
 use std::io::IsTerminal;
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::pin::Pin;
 
-use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, Interest};
+use tokio::net::unix::pipe::Sender;
 
 /// Where input comes from and output goes.
 pub struct Streams {
@@ -19,6 +21,10 @@ pub struct Streams {
     pub stdout_is_terminal: bool,
     /// Whether messages are read by a person.
     pub stderr_is_terminal: bool,
+    /// Columns and lines of the terminal that standard output is now; `None` when it is none.
+    pub size: fn() -> Option<(usize, usize)>,
+    /// Comes true when nobody reads standard output any more.
+    pub reader_gone: fn() -> Pin<Box<dyn Future<Output = ()> + Send>>,
 }
 
 impl std::fmt::Debug for Streams {
@@ -38,7 +44,15 @@ impl Streams {
             stdin_is_terminal: std::io::stdin().is_terminal(),
             stdout_is_terminal: std::io::stdout().is_terminal(),
             stderr_is_terminal: std::io::stderr().is_terminal(),
+            size: terminal_size,
+            reader_gone: || Box::pin(stdout_gone()),
         }
+    }
+
+    /// Waits until nobody reads standard output any more, and says so as a write would. Cancel safe.
+    pub(crate) async fn unread(&self) -> anyhow::Error {
+        (self.reader_gone)().await;
+        std::io::Error::from(std::io::ErrorKind::BrokenPipe).into()
     }
 
     /// Writes to standard output at once.
@@ -53,8 +67,9 @@ impl Streams {
         self.stderr.flush().await
     }
 
-    /// A remark for people.
+    /// A remark for people, in one line.
     pub async fn note(&mut self, text: &str) {
+        let text = crate::output::printable(text);
         // Standard error may be closed; there is no other place to say so.
         let _ = self.err(format!("osb: {text}\n").as_bytes()).await;
     }
@@ -77,6 +92,24 @@ impl Streams {
     /// Whether messages on standard error may be coloured.
     pub(crate) fn wants_color(&self, no_color: bool, var: &impl Fn(&str) -> Option<String>) -> bool {
         self.stderr_is_terminal && color_allowed(no_color, var)
+    }
+}
+
+/// Size of the terminal on standard output.
+fn terminal_size() -> Option<(usize, usize)> {
+    let size = rustix::termios::tcgetwinsize(std::io::stdout()).ok()?;
+    (size.ws_col > 0 && size.ws_row > 0).then(|| (size.ws_col.into(), size.ws_row.into()))
+}
+
+/// Waits until the other end of a pipe on standard output is closed: what writes seldom would notice late.
+async fn stdout_gone() {
+    let copy: std::io::Result<OwnedFd> = std::io::stdout().as_fd().try_clone_to_owned();
+    // Unchecked: nothing is written through it, and a mode of its own would be that of the other writers, too.
+    let watched = copy.and_then(Sender::from_owned_fd_unchecked);
+    // What cannot be watched, such as a file, is always read.
+    let Ok(watched) = watched else { return std::future::pending().await };
+    if watched.ready(Interest::ERROR).await.is_err() {
+        std::future::pending().await
     }
 }
 

@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 use crate::args::{OutputArg, PageArgs, key_value};
 use crate::exit;
 use crate::output::Cell;
+use crate::progress;
 use crate::sandbox::read_part;
 use crate::settings::Context;
 use crate::streams::Streams;
@@ -72,7 +73,7 @@ pub struct TemplateArgs {
     #[arg(short, long, value_name = "KEY=VALUE", value_parser = key_value)]
     metadata: Vec<(String, String)>,
     /// How the result is stored [default: overlaybd]
-    #[arg(long, value_enum)]
+    #[arg(long, value_enum, ignore_case = true)]
     format: Option<TemplateFormat>,
     /// Probe that tells when the build is ready, such as tcp://127.0.0.1:44772
     #[arg(long, value_name = "PROBE")]
@@ -98,6 +99,10 @@ pub(crate) async fn run(
     action: TemplateAction,
     streams: &mut Streams,
 ) -> anyhow::Result<u8> {
+    progress::patiently(context, answer(context, action, streams)).await
+}
+
+async fn answer(context: &Context, action: TemplateAction, streams: &mut Streams) -> anyhow::Result<u8> {
     let templates = context.client.templates();
     match action {
         TemplateAction::Create(args) => {
@@ -115,7 +120,15 @@ pub(crate) async fn run(
         }
         TemplateAction::Get { template_id, output } => {
             let json = to_json(&templates.get(&template_id).await?)?;
-            let properties = MEMBERS.iter().map(|name| (*name, Cell::of_json(&json[*name]))).collect();
+            let shown = |name: &&'static str| {
+                let value = match *name {
+                    "status" => &json["status"]["phase"],
+                    "status_message" => &json["status"]["message"],
+                    name => &json[name],
+                };
+                (*name, Cell::of_json(value))
+            };
+            let properties = MEMBERS.iter().map(shown).collect();
             context.printer(output.output).object(streams, properties, &json).await?;
         }
         TemplateAction::List { metadata, page, output } => {
@@ -177,13 +190,17 @@ fn request(args: TemplateArgs) -> anyhow::Result<CreateTemplateRequest> {
 }
 
 /// Members of a template, in the order of its table.
-const MEMBERS: [&str; 9] = [
+const MEMBERS: [&str; 13] = [
     "template_id",
     "status",
+    "status_message",
     "image",
     "publish",
     "format",
+    "resource_limits",
     "entrypoint",
+    "env",
+    "readiness",
     "metadata",
     "created_at",
     "updated_at",

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use crate::args::{OutputArg, key_value};
 use crate::exit;
-use crate::output::{Cell, Format, Row, printable};
+use crate::output::{Cell, Format, Room, Row, fitted, table};
 use crate::sandbox::metrics_json;
 use crate::settings::Context;
 use crate::signals::Signals;
@@ -29,7 +29,7 @@ pub struct TopArgs {
     #[arg(short, long, value_name = "KEY=VALUE", value_parser = key_value)]
     metadata: Vec<(String, String)>,
     /// Order of the table
-    #[arg(short, long, value_enum, default_value_t = Order::Cpu)]
+    #[arg(short, long, value_enum, ignore_case = true, default_value_t = Order::Cpu)]
     sort: Order,
     /// Seconds between two tables
     #[arg(short, long, value_name = "SECONDS", default_value_t = 2)]
@@ -77,30 +77,57 @@ pub(crate) async fn run(context: &Context, args: TopArgs, streams: &mut Streams)
                     Ok(lines) => lines,
                     // A server that starts again is no end of the story.
                     Err(error) if streams::is_passing(&error) => {
-                        streams.note(&printable(&format!("{error:#}; trying again"))).await;
-                        if pause(&args, &mut signals).await { continue } else { return Ok(exit::SUCCESS) }
+                        streams.note(&format!("{error:#}; trying again")).await;
+                        match pause(&args, &mut signals).await {
+                            None => continue,
+                            Some(signal) => return Ok(exit::SIGNAL + signal),
+                        }
                     }
                     Err(error) => return Err(error),
                 },
-                // How a person leaves is no failure.
-                _ = signals.next() => return Ok(exit::SUCCESS),
+                signal = signals.next() => return Ok(exit::SIGNAL + signal),
             },
         };
-        // To the corner, the table, and what an older one left below.
-        streams.out(b"\x1b[H\x1b[2J").await?;
-        show(context, &now, format, streams).await?;
-        if !pause(&args, &mut signals).await {
-            return Ok(exit::SUCCESS);
+        // In one write, from the corner on: the terminal never shows half a table.
+        let frame = format!("\x1b[H\x1b[2J{}", frame(context, &now, streams));
+        streams.out(frame.as_bytes()).await?;
+        if let Some(signal) = pause(&args, &mut signals).await {
+            return Ok(exit::SIGNAL + signal);
         }
     }
 }
 
-/// Waits between two tables; false when somebody wants to leave.
-async fn pause(args: &TopArgs, signals: &mut Signals) -> bool {
+/// Waits between two tables; the signal when somebody wants to leave.
+async fn pause(args: &TopArgs, signals: &mut Signals) -> Option<u8> {
     tokio::select! {
-        () = tokio::time::sleep(Duration::from_secs(args.interval)) => true,
-        _ = signals.next() => false,
+        () = tokio::time::sleep(Duration::from_secs(args.interval)) => None,
+        signal = signals.next() => Some(signal),
     }
+}
+
+/// The columns.
+const HEADINGS: [&str; 8] = ["id", "status", "image", "cpu", "memory", "limit", "age", "expires in"];
+/// Those that a narrow terminal can do without, the least important first; then ids are cut.
+const SPARE: [&str; 5] = ["limit", "image", "age", "expires in", "status"];
+/// Columns and lines where a terminal does not tell.
+const USUAL: (usize, usize) = (80, 24);
+
+/// The table as it fits onto the terminal: nothing wraps, nothing scrolls.
+fn frame(context: &Context, lines: &[Line], streams: &Streams) -> String {
+    let (width, height) = (streams.size)().unwrap_or(USUAL);
+    // The heading, and the line in which the cursor stands.
+    let room = height.saturating_sub(2).max(1);
+    let (shown, more) = match lines.len() > room {
+        true => (room.saturating_sub(1), lines.len() + 1 - room),
+        false => (lines.len(), 0),
+    };
+    let rows = lines.iter().take(shown).map(row).collect();
+    let (headings, rows) = fitted(&HEADINGS, rows, Room { width, spare: &SPARE });
+    let mut text = table(&headings, &rows, context.printer(Format::Table).color);
+    if more > 0 {
+        text.push_str(&format!("{more} more\n"));
+    }
+    text
 }
 
 async fn measure(context: &Context, args: &TopArgs) -> anyhow::Result<Vec<Line>> {
@@ -159,10 +186,9 @@ async fn show(
     format: Format,
     streams: &mut Streams,
 ) -> anyhow::Result<()> {
-    let headings = ["id", "status", "image", "cpu", "memory", "limit", "age", "expires in"];
     let rows = lines.iter().map(row).collect();
     let json: Vec<Value> = lines.iter().map(line_json).collect();
-    context.printer(format).list(streams, &headings, rows, &json).await
+    context.printer(format).list(streams, &HEADINGS, rows, &json).await
 }
 
 fn row(line: &Line) -> Row {

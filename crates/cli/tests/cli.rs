@@ -4,101 +4,14 @@
 #[path = "../../client/tests/support/mod.rs"]
 mod support;
 
-use std::io;
-use std::path::Path;
-use std::pin::Pin;
-use std::sync::{Arc, Mutex};
-use std::task::{Context, Poll};
+mod harness;
 
-use clap::Parser;
-use osb_cli::{Action, Globals, Streams};
+use std::path::Path;
+
+use clap::Parser as _;
+use harness::{How, Osb, osb, osb_how};
 use serde_json::{Value, json};
 use support::{Body, Fake, Seen, endpoint, json, pieces, reply};
-use tokio::io::AsyncWrite;
-
-#[derive(Parser)]
-#[command(name = "osb")]
-struct Osb {
-    #[command(flatten)]
-    globals: Globals,
-    #[command(subcommand)]
-    action: Action,
-}
-
-/// Keeps what is written; or refuses it as a pipe does whose reader has gone.
-#[derive(Clone, Default)]
-struct Sink {
-    bytes: Arc<Mutex<Vec<u8>>>,
-    broken: bool,
-}
-
-impl AsyncWrite for Sink {
-    fn poll_write(self: Pin<&mut Self>, _: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        if self.broken {
-            return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()));
-        }
-        self.bytes.lock().unwrap().extend_from_slice(bytes);
-        Poll::Ready(Ok(bytes.len()))
-    }
-
-    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Poll::Ready(Ok(()))
-    }
-
-    fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Poll::Ready(Ok(()))
-    }
-}
-
-#[derive(Debug)]
-struct Done {
-    code: u8,
-    out: String,
-    err: String,
-}
-
-#[derive(Clone, Copy, Default)]
-struct How<'a> {
-    terminal: bool,
-    broken: bool,
-    env: &'a [(&'a str, &'a str)],
-    stdin: &'static [u8],
-}
-
-async fn osb_how(fake: &Fake, args: &[&str], how: How<'_>) -> Done {
-    let address = fake.address.to_string();
-    let osb = Osb::try_parse_from([&["osb"], args].concat()).unwrap_or_else(|error| panic!("{error}"));
-    let (out, err) = (Sink { broken: how.broken, ..Sink::default() }, Sink::default());
-    let mut streams = Streams {
-        stdin: Box::pin(how.stdin),
-        stdout: Box::pin(out.clone()),
-        stderr: Box::pin(err.clone()),
-        stdin_is_terminal: false,
-        stdout_is_terminal: how.terminal,
-        stderr_is_terminal: how.terminal,
-    };
-    let var = |name: &str| {
-        let given = how.env.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned());
-        given.or_else(|| (name == "OPEN_SANDBOX_DOMAIN").then(|| address.clone()))
-    };
-    let code = osb_cli::run(&osb.globals, osb.action, var, &mut streams).await;
-    let text = |sink: &Sink| String::from_utf8(sink.bytes.lock().unwrap().clone()).unwrap();
-    Done { code, out: text(&out), err: without_request_id(&text(&err)) }
-}
-
-/// Ids of requests are new each time.
-fn without_request_id(text: &str) -> String {
-    let mut text = text.to_owned();
-    while let Some(at) = text.find(", request ") {
-        let end = at + text[at..].find([')', ';', '\n']).unwrap_or(text.len() - at);
-        text.replace_range(at..end, "");
-    }
-    text
-}
-
-async fn osb(fake: &Fake, args: &[&str]) -> Done {
-    osb_how(fake, args, How::default()).await
-}
 
 fn sandbox(id: &str) -> Value {
     json!({
@@ -394,7 +307,7 @@ async fn create_get_renew_kill() {
         })
     );
     let done = osb(&fake, &["sandbox", "get", "s1"]).await;
-    assert!(done.out.contains("state        Running\n") && done.out.contains("metadata     team=x\n"));
+    assert!(done.out.contains("status          Running\n") && done.out.contains("metadata        team=x\n"));
     let done = osb(&fake, &["sandbox", "renew", "s1", "-t", "1h"]).await;
     assert!(done.out.contains("expires_at  2026-12-01T00:00:00Z"), "{}", done.out);
     assert_eq!(osb(&fake, &["sandbox", "patch", "s1", "-m", "a=1", "--remove", "b"]).await.code, 0);
@@ -473,8 +386,8 @@ async fn files_in_and_out() {
     let done = osb(&fake, &["file", "ls", "s1", "/d"]).await;
     assert_eq!(
         done.out,
-        "PATH           TYPE  SIZE  MODE  OWNER  GROUP  MODIFIED_AT\n\
-         /d/\\u{1b}[31m  file  3     644   root   root   T\n"
+        "PATH           TYPE  SIZE  MODE  OWNER  GROUP  CREATED_AT  MODIFIED_AT\n\
+         /d/\\u{1b}[31m  file  3     644   root   root   T           T\n"
     );
     for (args, call) in [
         (&["file", "rm", "s1", "/a", "/b"][..], "DELETE /files?path=%2Fa&path=%2Fb"),
@@ -801,7 +714,7 @@ async fn snapshots_templates_and_sessions() {
     })
     .await;
     let done = osb(&fake, &["snapshot", "create", "s1", "--name", "x", "-o", "json"]).await;
-    assert_eq!(serde_json::from_str::<Value>(&done.out).unwrap()["status"]["state"], "Ready", "{done:?}");
+    assert_eq!(serde_json::from_str::<Value>(&done.out).unwrap()["status"], "Ready", "{done:?}");
     let done = osb(&fake, &["snapshot", "list", "--sandbox-id", "s1", "--state", "Ready"]).await;
     assert!(
         done.out.starts_with("ID  NAME  SANDBOX_ID  STATUS  CREATED_AT\nn1  x     s1          Ready "),

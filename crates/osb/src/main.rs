@@ -21,7 +21,9 @@ use osb_cli::{Globals, Streams, exit};
 
 /// Isolated machines for programs that nobody has read
 #[derive(Debug, Parser)]
-#[command(name = "osb", version, disable_help_subcommand = true, after_help = pages::after_help())]
+// Said twice, an option means what it says last, as in the official program.
+#[command(name = "osb", version, disable_help_subcommand = true, args_override_self = true)]
+#[command(after_help = pages::after_help())]
 struct Osb {
     #[command(flatten)]
     globals: Globals,

@@ -91,6 +91,17 @@ fn place(root: &Path, target: Target, skill: Skill) -> Place {
     }
 }
 
+/// How a tool keeps skills, with `operation`'s as the example.
+pub(super) fn layout(operation: &Operation) -> String {
+    let path = operation.path.display().to_string();
+    match place(Path::new(""), operation.target, operation.skill) {
+        Place::Own(..) => {
+            format!("a file for each skill: {}", path.replace(operation.skill.name(), "<skill>"))
+        }
+        Place::Block(_) => format!("one file for all skills: {path}"),
+    }
+}
+
 /// Name of a skill's block.
 pub(super) fn marker(skill: Skill) -> String {
     format!("opensandbox-{}", skill.name())
