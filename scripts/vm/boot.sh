@@ -95,12 +95,17 @@ mkfs.ext4 -q -F -d "$work/vm" "$work/vm.ext4" "${size}M" >/dev/null
 # A device without the processor's support behind it does not get through a boot.
 accelerate=(-accel tcg,thread=multi -cpu max)
 if [ -w /dev/kvm ] && grep -qwE 'vmx|svm' /proc/cpuinfo; then accelerate=(-accel kvm -cpu host); fi
-code=0
-TMPDIR=$work timeout "$limit" nice -n 10 qemu-system-x86_64 "${accelerate[@]}" -smp 2 -m 2048 -nodefaults -no-reboot \
-    -display none -serial file:"$work/console" -kernel "$kernel/vmlinuz" -initrd "$work/initramfs.cpio" \
-    -append "console=ttyS0 loglevel=3 panic=-1 $arguments" \
-    -drive file="$disk",format=raw,if=virtio,snapshot=on -drive file="$work/vm.ext4",format=raw,if=virtio,readonly=on \
-    -nic user,restrict=on,model=virtio-net-pci </dev/null || code=$?
+# An emulated boot now and then dies of the emulator, before anything of ours runs.
+for _ in 1 2 3; do
+    code=0
+    TMPDIR=$work timeout "$limit" nice -n 10 qemu-system-x86_64 "${accelerate[@]}" -smp 2 -m 2048 -nodefaults -no-reboot \
+        -display none -serial file:"$work/console" -kernel "$kernel/vmlinuz" -initrd "$work/initramfs.cpio" \
+        -append "console=ttyS0 loglevel=3 panic=-1 $arguments" \
+        -drive file="$disk",format=raw,if=virtio,snapshot=on -drive file="$work/vm.ext4",format=raw,if=virtio,readonly=on \
+        -nic user,restrict=on,model=virtio-net-pci </dev/null || code=$?
+    ! grep -q '^vm: Linux' "$work/console" || break
+    [ $code = 0 ] || break
+done
 tr -d '\r' <"$work/console"
 [ $code != 124 ] || die "the virtual machine was switched off after $limit seconds"
 [ $code = 0 ] || die "qemu ended with $code"
