@@ -23,6 +23,9 @@ const PIDS_RESERVE: u32 = 64;
 const CPU_PERIOD: u64 = 100_000;
 const CPU_LEAST: u64 = 1_000;
 
+/// Memory that groups may still be charged with when they are used again.
+const MEMORY_LEFT: u64 = 4 << 20;
+
 const WORK: &str = "work";
 /// On version 2 processes may only be in leaves.
 const INIT: &str = "init";
@@ -208,6 +211,10 @@ impl Cgroups {
             // The count cannot be set back, and the daemon reads it as this sandbox's.
             return false;
         }
+        if set.memory().is_none_or(|bytes| bytes > MEMORY_LEFT) {
+            // What is cached on account of the last sandbox would count against the next one, and be seen by it.
+            return false;
+        }
         match &self.layout {
             Layout::V1 { cpuacct, .. } => {
                 write(&self.base(cpuacct).join(slot.to_string()).join("cpuacct.usage"), 0).is_ok()
@@ -285,6 +292,13 @@ impl Cgroups {
 }
 
 impl CgroupSet {
+    /// Bytes that the work's group is charged with.
+    fn memory(&self) -> Option<u64> {
+        let mut buffer = [0; 32];
+        let len = rustix::io::pread(self.usage.memory_current.as_ref()?, &mut buffer, 0).ok()?;
+        std::str::from_utf8(&buffer[..len]).ok()?.trim().parse().ok()
+    }
+
     /// Kills by the out-of-memory killer in this sandbox's work: groups with any are not used again.
     pub(crate) fn oom_kills(&self) -> Option<u64> {
         let mut buffer = [0; 1024];

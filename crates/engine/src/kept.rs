@@ -109,7 +109,19 @@ impl Kept {
         let changed: Vec<_> = files.iter().filter(|file| !self.files.contains(file)).cloned().collect();
         write_over(dir, &changed)?;
         self.files = files;
+        self.renew_times(dir)?;
         self.mark(dir)
+    }
+
+    /// When the last sandbox read its files is nothing that the next one shall see.
+    fn renew_times(&self, dir: &Path) -> io::Result<()> {
+        use rustix::fs::{AtFlags, CWD, Timespec, Timestamps, UTIME_NOW, utimensat};
+        let now = Timespec { tv_sec: 0, tv_nsec: UTIME_NOW };
+        let times = Timestamps { last_access: now, last_modification: now };
+        for (path, _) in &self.marks {
+            utimensat(CWD, dir.join(path), &times, AtFlags::SYMLINK_NOFOLLOW)?;
+        }
+        Ok(())
     }
 
     fn mark(&mut self, dir: &Path) -> io::Result<()> {

@@ -12,6 +12,8 @@ use crate::support::{Bed, params, until, with_engine};
 pub(crate) const TESTS: &[Test] = &[
     ("hostile_every_way_to_write_is_noticed", every_way_to_write_is_noticed),
     ("hostile_nothing_in_dev_is_shared", nothing_in_dev_is_shared),
+    ("hostile_times_of_reading_stay_behind", times_of_reading_stay_behind),
+    ("hostile_cached_files_count_for_nobody_else", cached_files_count_for_nobody_else),
     ("hostile_kept_files_outlive_the_preparer", kept_files_outlive_the_preparer),
 ];
 
@@ -157,6 +159,63 @@ fn kept_files_outlive_the_preparer() {
                 bed.engine.settled().await;
             }
             assert!(uppers(&bed).len() <= 3, "{}", uppers(&bed).len());
+            bed
+        },
+    );
+}
+
+fn times_of_reading_stay_behind() {
+    with_engine(
+        |_| {},
+        async |bed| {
+            let read =
+                "date +%s%N; ls / /etc > /dev/null; cat /etc/host* /etc/resolv.conf > /dev/null; date +%s%N";
+            let (stayed, seconds) = stays(&bed, &format!("{read}; sleep 0.1")).await;
+            if !stayed {
+                println!("skipped: this machine cannot tell that nothing was changed");
+                return bed;
+            }
+            let of_the_last: Vec<u128> = seconds.lines().filter_map(|line| line.parse().ok()).collect();
+            let [begin, end] = of_the_last[..] else { panic!("{seconds}") };
+            // Those of all slots, so the one that passed on is among them.
+            for _ in 0..5 {
+                let show = "python3 -c 'import os; [print(s.st_atime_ns, s.st_mtime_ns, sep=chr(10)) for s in map(os.stat, [\"/\", \"/etc\", \"/etc/hosts\", \"/etc/hostname\", \"/etc/resolv.conf\"])]'";
+                let (id, _) = ran(&bed, show).await;
+                let times = bed.log(id);
+                for time in times.lines().filter_map(|line| line.parse::<u128>().ok()) {
+                    assert!(time < begin || time > end, "{begin} < {time} < {end}");
+                }
+            }
+            bed
+        },
+    );
+}
+
+fn cached_files_count_for_nobody_else() {
+    with_engine(
+        |config| config.ready_slots = 1,
+        async |bed| {
+            let memory = |bed: &Bed| {
+                let name = format!("opensandbox-{}", bed.engine.instance());
+                let group = ["/sys/fs/cgroup/memory", "/sys/fs/cgroup"].map(|top| Path::new(top).join(&name));
+                let group = group.iter().find(|group| group.exists()).unwrap();
+                let slots = std::fs::read_dir(group).unwrap().flatten();
+                let of = |dir: std::path::PathBuf| {
+                    ["memory.current", "memory.usage_in_bytes"].iter().find_map(|name| {
+                        std::fs::read_to_string(dir.join("work").join(name)).ok()?.trim().parse::<u64>().ok()
+                    })
+                };
+                slots.filter_map(|slot| of(slot.path())).max().unwrap()
+            };
+            // Names that do not exist are remembered, at the expense of whoever asked.
+            let ask = python("import os\nfor i in range(100_000): os.path.exists('/usr/lib/none%d' % i)");
+            let (id, _) = ran(&bed, &ask).await;
+            let used = memory(&bed);
+            assert!(used > 16 << 20, "{used}");
+            bed.engine.delete(id);
+            bed.engine.settled().await;
+            let left = memory(&bed);
+            assert!(left < 8 << 20, "{left} of {used}");
             bed
         },
     );
