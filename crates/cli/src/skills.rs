@@ -308,7 +308,7 @@ fn target_json(places: &[Operation]) -> Value {
         "target": first.map(|place| place.target.name()),
         "label": first.map(|place| place.target.label()),
         "scope": first.map(|place| place.scope.name()),
-        "layout": first.map(|place| install::layout(place)),
+        "layout": first.map(install::layout),
         "skills": skills,
     })
 }

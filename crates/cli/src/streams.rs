@@ -109,7 +109,7 @@ async fn stdout_gone() {
     // What cannot be watched, such as a file, is always read.
     let Ok(watched) = watched else { return std::future::pending().await };
     if watched.ready(Interest::ERROR).await.is_err() {
-        std::future::pending().await
+        std::future::pending::<()>().await;
     }
 }
 
