@@ -6,7 +6,7 @@ mod support;
 
 mod harness;
 
-use harness::{Done, How, osb_how};
+use harness::{Done, How, Size, osb_how};
 use serde_json::{Value, json};
 use support::{Fake, endpoint, json};
 use unicode_width::UnicodeWidthStr as _;
@@ -91,7 +91,7 @@ const SHOWN: [&str; 20] = [
     "sandbox renew s1 -t 1m",
 ];
 
-async fn at_terminal(fake: &Fake, line: &str, width: Option<fn() -> Option<(usize, usize)>>) -> Done {
+async fn at_terminal(fake: &Fake, line: &str, width: Option<Size>) -> Done {
     let words: Vec<&str> = ["--no-color"].into_iter().chain(line.split(' ')).collect();
     let how = How { terminal: true, size: width, ..How::default() };
     let done = tokio::time::timeout(std::time::Duration::from_secs(1), osb_how(fake, &words, how)).await;

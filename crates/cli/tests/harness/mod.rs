@@ -52,13 +52,16 @@ pub struct Done {
     pub err: String,
 }
 
+/// Columns and lines of a terminal.
+pub type Size = fn() -> Option<(usize, usize)>;
+
 #[derive(Clone, Copy, Default)]
 pub struct How<'a> {
     pub terminal: bool,
     pub broken: bool,
     pub env: &'a [(&'a str, &'a str)],
     pub stdin: &'static [u8],
-    pub size: Option<fn() -> Option<(usize, usize)>>,
+    pub size: Option<Size>,
 }
 
 pub async fn osb_how(fake: &Fake, args: &[&str], how: How<'_>) -> Done {
