@@ -5,7 +5,7 @@
 mod common;
 mod web;
 
-use std::os::unix::fs::{MetadataExt as _, PermissionsExt, chown, symlink};
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt, chown, lchown, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -332,6 +332,20 @@ fn sticky_directories_and_hard_links_are_no_way_around() {
     alice.call("DELETE", &format!("/files?path={}", encode(site.path("mine/link"))), None).ok();
     assert_eq!(site.read("tmp/bob"), "bob");
     assert_eq!(std::fs::read_dir(site.path("mine")).unwrap().count(), 0);
+
+    // A trap: what she writes into it would land in her own file.
+    let protected = std::fs::read_to_string("/proc/sys/fs/protected_symlinks");
+    if protected.is_ok_and(|setting| setting.trim() != "1") {
+        eprintln!("not checked: this kernel was told to follow everybody's links (fs.protected_symlinks)");
+        return;
+    }
+    site.write("mine/f", "hers", ALICE, 0o644);
+    symlink("../mine/f", site.path("tmp/trap")).unwrap();
+    lchown(site.path("tmp/trap"), Some(BOB.0), Some(BOB.1)).unwrap();
+    alice.put("tmp/trap", "bob's").denied();
+    let new = json!({ site.text("tmp/trap"): { "old": "hers", "new": "bob's" } });
+    alice.call("POST", "/files/replace", Some(new)).denied();
+    assert_eq!(site.read("mine/f"), "hers");
 }
 
 #[test]
@@ -602,7 +616,8 @@ fn workers_are_used_again_and_replaced_when_they_die() {
         alice.get("/files/download", "mine/f").ok();
         seen.extend(workers(&site.daemon).into_iter().map(|(pid, _)| pid));
     }
-    assert_eq!(seen.len(), 1, "one worker did it all");
+    // One, unless the machine stood still for longer than they wait.
+    assert!(seen.len() <= 3, "{seen:?}");
     for _ in 0..5 {
         for (pid, _) in workers(&site.daemon) {
             rustix::process::kill_process(
@@ -783,12 +798,13 @@ fn a_daemon_that_is_not_root_serves_itself_only() {
 fn a_request_costs_milliseconds() {
     let Some(site) = site() else { return };
     site.mkdir("mine", ALICE, 0o755);
-    let begun = Instant::now();
-    for n in 0..20 {
-        // Another identity each time: nothing is used again.
+    // Another identity each time: nothing is used again. The machine may have other things to do meanwhile.
+    let times = (0..20).map(|n| {
+        let begun = Instant::now();
         site.by((60_000 + n, 1)).get("/files/info", "mine").ok();
-    }
-    let each = begun.elapsed() / 20;
-    eprintln!("an identity's first request: {each:?}");
-    assert!(each < Duration::from_millis(250), "{each:?}");
+        begun.elapsed()
+    });
+    let least = times.min().unwrap();
+    eprintln!("an identity's first request: {least:?}");
+    assert!(least < Duration::from_millis(100), "{least:?}");
 }
