@@ -353,7 +353,9 @@ async fn pipes_keep_the_outputs_apart() {
     eventually("the end", || status(&daemon, &id)["running"] == false);
     let mut socket = attach(&daemon, &id, &format!("since={since}")).await;
     assert_eq!(socket.exit().await, 5);
-    assert_eq!(socket.shown(), "late\nlater\n");
+    // Two pipes have no order between them.
+    let shown = socket.shown();
+    assert!(shown == "late\nlater\n" || shown == "later\nlate\n", "{shown:?}");
 
     let mut socket = attach(&daemon, &running(&daemon, "exec <&-; echo closed; sleep 300"), "pty=0").await;
     socket.until("closed\n").await;
@@ -445,7 +447,7 @@ async fn what_holds_the_terminal_does_not_hold_the_session() {
         assert!(socket.has("last words") && began.elapsed() < Duration::from_secs(5), "{background}");
         daemon.call("DELETE", &format!("/pty/{id}"), None);
     }
-    // A thousand lines right before the end, and nothing of them is missing.
+    // Thousands of lines right before the end, and nothing of them is missing.
     for _ in 0..5 {
         let mut socket = attach(&daemon, &running(&daemon, "seq 1 5000"), "").await;
         assert_eq!(socket.exit().await, 0);

@@ -41,6 +41,8 @@ const RETRY: Duration = Duration::from_millis(5);
 const SLOWEST_RETRY: Duration = Duration::from_secs(1);
 /// More than a terminal or pipes hold: what comes after so much is not the program's that has ended.
 const DRAIN: usize = 256 << 10;
+/// …and so is what comes after so long, beside the time that a slow reader takes.
+const DRAIN_LIMIT: Duration = Duration::from_secs(1);
 /// What a program is told of its terminal when nobody has said anything else.
 const TERM: &str = "xterm-256color";
 
@@ -239,8 +241,10 @@ impl Pump {
         self.slave = None;
         let mut left = DRAIN;
         let mut quiet = Instant::now() + QUIET;
-        while (self.out.is_some() || self.err.is_some()) && left > 0 {
+        let mut spent = Duration::ZERO;
+        while (self.out.is_some() || self.err.is_some()) && left > 0 && spent < DRAIN_LIMIT {
             let room = terminal.has_room();
+            let began = Instant::now();
             let taken = tokio::select! {
                 biased;
                 () = terminal.gone.cancelled() => return,
@@ -250,6 +254,9 @@ impl Pump {
                 () = sleep_until(quiet), if room => return,
             };
             left = left.saturating_sub(taken);
+            if room {
+                spent += began.elapsed();
+            }
             quiet = Instant::now() + QUIET;
         }
     }
