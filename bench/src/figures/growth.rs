@@ -41,7 +41,11 @@ impl Side {
     async fn get(&mut self, path: &str, samples: &mut Samples) -> Result<()> {
         let began = Instant::now();
         let (status, _) = self.conn.call("GET", path, "").await?;
-        if status.is_success() { samples.push_ms(began.elapsed()) } else { samples.fail() }
+        if status.is_success() {
+            samples.push_ms(began.elapsed())
+        } else {
+            samples.fail()
+        }
         Ok(())
     }
 

@@ -360,7 +360,9 @@ async fn a_terminal_that_cannot_be_had_or_breaks_is_an_error() {
     assert!(refused.is_not_found(), "{refused}");
     for (id, conflict) in [("taken", true), ("plain", false), ("wrong", false)] {
         let other = terminal.sandbox().terminal(id);
-        let error = other.attach(&Attach { pipe: true, viewer: true, since: None, takeover: false, size: None }).await;
+        let error = other
+            .attach(&Attach { pipe: true, viewer: true, since: None, takeover: false, size: None })
+            .await;
         let error = error.unwrap_err();
         assert_eq!(error.is_conflict(), conflict, "{id}: {error}");
         assert_eq!(matches!(error, Error::Unexpected { .. }), !conflict, "{id}: {error}");
