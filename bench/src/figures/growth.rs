@@ -42,9 +42,9 @@ impl Side {
         let began = Instant::now();
         let (status, _) = self.conn.call("GET", path, "").await?;
         if status.is_success() {
-            samples.push_ms(began.elapsed())
+            samples.push_ms(began.elapsed());
         } else {
-            samples.fail()
+            samples.fail();
         }
         Ok(())
     }
