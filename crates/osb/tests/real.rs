@@ -275,7 +275,7 @@ fn watching(server: &Server) {
     assert_eq!(end(&mut watch), 130);
     assert_eq!(server.osb(&["sandbox", "kill", &id]).code, 0);
     wait_for(&log, "deleted");
-    assert_eq!(end(&mut events), 0);
+    assert_eq!(end(&mut events), 130);
 
     let script = "for i in 1 2 3; do echo line $i; sleep 0.4; done";
     let args =
@@ -341,7 +341,7 @@ fn ports(server: &Server) {
         reader.read_line(&mut line).unwrap();
         assert_eq!(line, text.to_uppercase());
     }
-    assert_eq!(end(&mut forward), 0);
+    assert_eq!(end(&mut forward), 130);
 }
 
 fn mistakes(server: &Server) {

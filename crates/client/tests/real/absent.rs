@@ -46,10 +46,6 @@ async fn the_server_says_what_its_runtime_lacks() {
 #[tokio::test]
 async fn the_daemon_says_what_it_lacks() {
     let sandbox = need!(Guarded::start().await);
-    unsupported("session", sandbox.create_session(None).await);
-    unsupported("session", sandbox.session("s").shell("true").output().await);
-    unsupported("terminal", sandbox.create_terminal(None, None).await);
-    unsupported("terminal", sandbox.terminal("t").attach(&Default::default()).await);
     unsupported("context", sandbox.code().create_context("python", None).await);
     unsupported("cell", sandbox.code().run("python", "1").output().await);
     unsupported("isolation", sandbox.isolation().capabilities().await);
@@ -57,5 +53,4 @@ async fn the_daemon_says_what_it_lacks() {
     let run = sandbox.isolation().attach("s").shell("true").timeout(Duration::from_secs(1));
     unsupported("isolated run", run.output().await);
     unsupported("isolated file", sandbox.isolation().attach("s").files().read("/etc/passwd").await);
-    unsupported("identity", sandbox.files_as(1, 1).read("/etc/passwd").await);
 }

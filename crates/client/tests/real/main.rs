@@ -6,6 +6,7 @@ mod commands;
 mod files;
 mod lifecycle;
 mod server;
+mod shells;
 mod trees;
 
 /// The fixture, or the end of a test that cannot run here.
