@@ -89,7 +89,10 @@ class Stored:
 
 @pytest.fixture(scope="module")
 def official(tmp_path_factory):
-    driver = CliDriver(BY_NAME["cli"], tmp_path_factory.mktemp("cli") / "log")
+    with pytest.MonkeyPatch.context() as patch:
+        # Or it cuts the names of columns where there is no terminal.
+        patch.setenv("COLUMNS", "250")
+        driver = CliDriver(BY_NAME["cli"], tmp_path_factory.mktemp("cli") / "log")
     yield driver
     driver.close()
 
