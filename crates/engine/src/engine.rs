@@ -6,7 +6,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -29,7 +29,7 @@ use crate::pool::Pool;
 use crate::retire::Retire;
 use crate::room::Room;
 use crate::sandbox::{Ended, Sandbox};
-use crate::slot::{Maker, MakerParts, SANDBOXES};
+use crate::slot::{Maker, SANDBOXES};
 
 /// Most slots: 65,536 ids each in the 32 bits of ids, less the host's.
 const MOST_SLOTS: u32 = 32_768;
@@ -171,8 +171,8 @@ impl Engine {
         let ids = (u32::MAX - config.id_base) / crate::helper::preparer::IDS;
         let slots = u32::try_from(most).unwrap_or(u32::MAX).min(network.slots()).min(MOST_SLOTS).min(ids);
         let user_namespace = hello.user_namespace;
-        let maker = Arc::new(Maker::new(MakerParts {
-            network,
+        let maker = Arc::new(Maker {
+            network: RwLock::new(Some(network)),
             cgroups: cgroups.clone(),
             base: Arc::clone(&base),
             data_dir: data_dir.clone(),
@@ -182,8 +182,8 @@ impl Engine {
             recipe,
             hello,
             keeps: config.ready_slots > 0 && crate::kept::change_times_are_exact(&probe_dir),
-            preparer,
-        }));
+            preparer: Mutex::new(Some(preparer)),
+        });
         let booter = Arc::new(Booter {
             maker: Arc::clone(&maker),
             spawners,

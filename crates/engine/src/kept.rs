@@ -7,7 +7,7 @@
 //! is compared with how it was when the sandbox was handed out. The overlay may then be used again, too: it has seen
 //! no change but through itself, and what it remembers are entries of the image.
 
-use std::fs::{File, OpenOptions};
+use std::fs::{File, Metadata, OpenOptions};
 use std::io::{self, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
@@ -51,8 +51,13 @@ struct Mark {
 
 impl Mark {
     fn of(path: &Path) -> io::Result<Self> {
-        let meta = path.symlink_metadata()?;
-        Ok(Self { device: meta.dev(), inode: meta.ino(), changed: (meta.ctime(), meta.ctime_nsec()) })
+        Ok(Self::from(&path.symlink_metadata()?))
+    }
+}
+
+impl From<&Metadata> for Mark {
+    fn from(meta: &Metadata) -> Self {
+        Self { device: meta.dev(), inode: meta.ino(), changed: (meta.ctime(), meta.ctime_nsec()) }
     }
 }
 
@@ -139,12 +144,12 @@ fn mark_tree(dir: &Path, path: &Path, marks: &mut Vec<(PathBuf, Mark)>) -> io::R
     if marks.len() >= ENTRIES {
         return Err(io::Error::other("more files than were put there"));
     }
-    let mark = Mark::of(&dir.join(path))?;
-    marks.push((path.to_owned(), mark));
     let whole = dir.join(path);
+    let meta = whole.symlink_metadata()?;
+    marks.push((path.to_owned(), Mark::from(&meta)));
     // The overlay's own, which no entry can be made in.
-    let closed = whole.symlink_metadata()?.permissions().mode() & 0o7777 == 0;
-    if whole.is_dir() && !closed {
+    let closed = meta.permissions().mode() & 0o7777 == 0;
+    if meta.is_dir() && !closed {
         for entry in std::fs::read_dir(whole)? {
             mark_tree(dir, &path.join(entry?.file_name()), marks)?;
         }

@@ -142,17 +142,11 @@ impl Retire {
     fn slot(&self, mut slot: Slot, dir: Option<PathBuf>) -> Option<PathBuf> {
         let index = slot.index;
         let _ = std::fs::remove_file(self.maker.socket(index));
-        let dir = match dir {
-            Some(dir) if self.maker.keep(&mut slot, &dir) => None,
-            other => {
-                slot.kept = None;
-                other
-            }
-        };
+        let kept = self.maker.keep(&mut slot, dir.as_deref());
         match self.maker.recycle(slot) {
             Some(slot) => self.pool.give(slot),
             None => self.pool.release(index),
         }
-        dir
+        dir.filter(|_| !kept)
     }
 }

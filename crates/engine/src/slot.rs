@@ -65,7 +65,7 @@ pub(crate) struct Ready {
 #[derive(Debug)]
 pub(crate) struct Maker {
     /// Taken out when the engine stops.
-    network: RwLock<Option<Network>>,
+    pub(crate) network: RwLock<Option<Network>>,
     pub(crate) cgroups: Cgroups,
     pub(crate) base: Arc<Base>,
     pub(crate) data_dir: PathBuf,
@@ -75,56 +75,12 @@ pub(crate) struct Maker {
     pub(crate) recipe: Recipe,
     pub(crate) hello: Hello,
     /// Whether files that a sandbox has left as they were are used again.
-    keeps: bool,
-    preparer: Mutex<Option<Helper>>,
-}
-
-/// Everything that [`Maker`] is made of.
-pub(crate) struct MakerParts {
-    pub(crate) network: Network,
-    pub(crate) cgroups: Cgroups,
-    pub(crate) base: Arc<Base>,
-    pub(crate) data_dir: PathBuf,
-    pub(crate) run_dir: PathBuf,
-    pub(crate) default_limits: Limits,
-    pub(crate) id_base: u32,
-    pub(crate) recipe: Recipe,
-    pub(crate) hello: Hello,
     pub(crate) keeps: bool,
-    pub(crate) preparer: Helper,
+    /// Taken out when it is gone, and when the engine stops.
+    pub(crate) preparer: Mutex<Option<Helper>>,
 }
 
 impl Maker {
-    pub(crate) fn new(parts: MakerParts) -> Self {
-        let MakerParts {
-            network,
-            cgroups,
-            base,
-            data_dir,
-            run_dir,
-            default_limits,
-            id_base,
-            recipe,
-            hello,
-            keeps,
-            preparer,
-        } = parts;
-        let (network, preparer) = (RwLock::new(Some(network)), Mutex::new(Some(preparer)));
-        Self {
-            network,
-            cgroups,
-            base,
-            data_dir,
-            run_dir,
-            default_limits,
-            id_base,
-            recipe,
-            hello,
-            keeps,
-            preparer,
-        }
-    }
-
     /// Does something with the network.
     pub(crate) fn network<T>(&self, action: impl FnOnce(&Network) -> Result<T, NetError>) -> io::Result<T> {
         let network = self.network.read().unwrap_or_else(PoisonError::into_inner);
@@ -300,12 +256,9 @@ impl Maker {
     }
 
     /// Whether the files in `dir`, of a sandbox that is dead, stay with its slot. If not they are the caller's.
-    pub(crate) fn keep(&self, slot: &mut Slot, dir: &Path) -> bool {
-        let kept = slot.kept.as_ref().is_some_and(|kept| self.dir(kept.id) == dir && kept.is_untouched(dir));
-        if !kept {
-            slot.kept = None;
-        }
-        kept
+    pub(crate) fn keep(&self, slot: &mut Slot, dir: Option<&Path>) -> bool {
+        slot.kept.take_if(|kept| !dir.is_some_and(|dir| self.dir(kept.id) == dir && kept.is_untouched(dir)));
+        slot.kept.is_some()
     }
 
     fn host_files(&self, id: SandboxId) -> io::Result<Vec<(String, String)>> {

@@ -133,6 +133,15 @@ impl Accounts {
         gids
     }
 
+    /// Groups that list the user as a member, when a group is asked for by name: that one stands in for the user's own.
+    #[must_use]
+    pub fn groups_beside(&self, uid: u32, gid: u32) -> Vec<u32> {
+        let Some(user) = self.user_by_id(uid) else { return Vec::new() };
+        let mut groups = self.groups_of(user);
+        groups.retain(|group| *group != user.gid && *group != gid);
+        groups
+    }
+
     /// The name of a user, or its number as text.
     #[must_use]
     pub fn user_label(&self, uid: u32) -> String {

@@ -1,12 +1,9 @@
 //! What a hostile sandbox tries to leave to the next one of its slot, or to see of those beside it.
 
-use std::os::unix::fs::MetadataExt;
 use std::path::Path;
-use std::time::SystemTime;
-
-use osb_protocol::ids::SandboxId;
 
 use crate::Test;
+use crate::reuse::{ran, stays, uppers};
 use crate::support::{Bed, params, until, with_engine};
 
 pub(crate) const TESTS: &[Test] = &[
@@ -16,37 +13,6 @@ pub(crate) const TESTS: &[Test] = &[
     ("hostile_cached_files_count_for_nobody_else", cached_files_count_for_nobody_else),
     ("hostile_kept_files_outlive_the_preparer", kept_files_outlive_the_preparer),
 ];
-
-/// Number and birth of an upper layer. Numbers alone are given again.
-type Upper = (u64, SystemTime);
-
-fn upper(dir: &Path) -> Option<Upper> {
-    let meta = dir.join("u0").metadata().ok()?;
-    Some((meta.ino(), meta.created().ok()?))
-}
-
-fn uppers(bed: &Bed) -> Vec<Upper> {
-    let dirs = std::fs::read_dir(bed.dir.path().join("data/sandboxes")).unwrap().flatten();
-    dirs.filter_map(|dir| upper(&dir.path())).collect()
-}
-
-/// A sandbox of the host's programs that has run this script and goes on.
-async fn ran(bed: &Bed, script: &str) -> (SandboxId, Upper) {
-    let image = bed.engine.images().resolve("host").unwrap().expect("the host's own image");
-    let script = format!("exec 2>&1\n{script}\necho done; exec sleep 1000");
-    let created = bed.engine.create(params(&image, &["bash", "-c", &script])).await.unwrap();
-    until(&script, || bed.log(created.id).ends_with("done\n")).await;
-    (created.id, upper(&bed.dir.path().join("data/sandboxes").join(created.id.to_string())).unwrap())
-}
-
-/// Whether the files of a sandbox that has run this stay; its output.
-async fn stays(bed: &Bed, script: &str) -> (bool, String) {
-    let (id, files) = ran(bed, script).await;
-    let output = bed.log(id);
-    bed.engine.delete(id);
-    bed.engine.settled().await;
-    (uppers(bed).contains(&files), output)
-}
 
 fn python(code: &str) -> String {
     format!("PYTHONDONTWRITEBYTECODE=1 python3 - <<'END'\n{code}\nEND")
@@ -170,7 +136,8 @@ fn times_of_reading_stay_behind() {
         async |bed| {
             let read =
                 "date +%s%N; ls / /etc > /dev/null; cat /etc/host* /etc/resolv.conf > /dev/null; date +%s%N";
-            let (stayed, seconds) = stays(&bed, &format!("{read}; sleep 0.1")).await;
+            // By then all is prepared that will be: what is made meanwhile has the times of that moment, too.
+            let (stayed, seconds) = stays(&bed, &format!("sleep 1; {read}; sleep 0.1")).await;
             if !stayed {
                 println!("skipped: this machine cannot tell that nothing was changed");
                 return bed;

@@ -1,13 +1,10 @@
 //! Files that one sandbox has left as they were, and another gets.
 
-use std::os::unix::fs::MetadataExt;
-use std::path::Path;
-use std::time::SystemTime;
-
 use osb_protocol::ids::SandboxId;
 
 use crate::Test;
-use crate::support::{Bed, params, until, with_engine};
+use crate::reuse::{stays, upper_of, uppers};
+use crate::support::{params, until, with_engine};
 
 pub(crate) const TESTS: &[Test] = &[
     ("kept_files_are_none_where_times_do_not_tell", kept_files_are_none_where_times_do_not_tell),
@@ -15,33 +12,6 @@ pub(crate) const TESTS: &[Test] = &[
     ("kept_files_are_none_that_were_touched", kept_files_are_none_that_were_touched),
     ("kept_files_go_with_their_image", kept_files_go_with_their_image),
 ];
-
-/// Number and birth of the upper layers that are there. Numbers alone are given again.
-fn uppers(bed: &Bed) -> Vec<(u64, SystemTime)> {
-    let dirs = std::fs::read_dir(bed.dir.path().join("data/sandboxes")).unwrap().flatten();
-    dirs.filter_map(|dir| upper(&dir.path())).collect()
-}
-
-fn upper(dir: &Path) -> Option<(u64, SystemTime)> {
-    let meta = dir.join("u0").metadata().ok()?;
-    Some((meta.ino(), meta.created().ok()?))
-}
-
-fn upper_of(bed: &Bed, id: SandboxId) -> (u64, SystemTime) {
-    upper(&bed.dir.path().join("data/sandboxes").join(id.to_string())).unwrap()
-}
-
-/// Whether the files of a sandbox that has run this stay.
-async fn stays(bed: &Bed, script: &str) -> bool {
-    let image = bed.engine.images().resolve("host").unwrap().expect("the host's own image");
-    let script = format!("{script}\necho done; exec sleep 1000");
-    let created = bed.engine.create(params(&image, &["bash", "-c", &script])).await.unwrap();
-    until(&script, || bed.log(created.id).ends_with("done\n")).await;
-    let files = upper_of(bed, created.id);
-    bed.engine.delete(created.id);
-    bed.engine.settled().await;
-    uppers(bed).contains(&files)
-}
 
 /// Before Linux 6.13 two changes may get the same time, so that nobody can say whether there was one.
 fn times_tell() -> bool {
@@ -63,7 +33,7 @@ fn kept_files_are_none_where_times_do_not_tell() {
     with_engine(
         |_| {},
         async |bed| {
-            assert!(!stays(&bed, "true").await);
+            assert!(!stays(&bed, "true").await.0);
             bed
         },
     );
@@ -76,7 +46,7 @@ fn kept_files_pass_to_the_next_under_its_name() {
     with_engine(
         |config| config.ready_slots = 1,
         async |mut bed| {
-            assert!(stays(&bed, "cat /etc/hosts > /dev/null; ls / > /dev/null; echo x > /dev/shm/x").await);
+            assert!(stays(&bed, "cat /etc/hosts > /dev/null; ls / > /dev/null; echo x > /dev/shm/x").await.0);
             let mut seen = uppers(&bed);
             let image = bed.engine.images().resolve("host").unwrap().expect("the host's own image");
             let mut again = 0;
@@ -92,7 +62,7 @@ fn kept_files_pass_to_the_next_under_its_name() {
                 assert_eq!(log, format!("{name}\n{name}\n127.0.1.1\t{name}\n"));
                 bed.engine.delete(created.id);
                 // One that ended by itself keeps its log until the delete, so its files do not pass on.
-                assert!(stays(&bed, "true").await);
+                assert!(stays(&bed, "true").await.0);
                 seen = uppers(&bed);
             }
             assert!(again >= 4, "{again} of 8");
@@ -108,7 +78,7 @@ fn kept_files_are_none_that_were_touched() {
     with_engine(
         |_| {},
         async |bed| {
-            assert!(stays(&bed, "true").await);
+            assert!(stays(&bed, "true").await.0);
             for change in [
                 "echo x > /x",
                 "echo x > /x; rm /x",
@@ -128,11 +98,11 @@ fn kept_files_are_none_that_were_touched() {
                 "chattr +d / || touch /",
                 "ln /etc/hosts /etc/hosts2; rm /etc/hosts2",
             ] {
-                assert!(!stays(&bed, change).await, "{change}");
+                assert!(!stays(&bed, change).await.0, "{change}");
             }
             // What was written is gone with them.
             assert!(
-                stays(&bed, "test ! -e /x && test -e /usr/bin/env && test ! -e /usr/x || touch /y").await
+                stays(&bed, "test ! -e /x && test -e /usr/bin/env && test ! -e /usr/x || touch /y").await.0
             );
             bed
         },
@@ -146,7 +116,7 @@ fn kept_files_go_with_their_image() {
     with_engine(
         |_| {},
         async |bed| {
-            assert!(stays(&bed, "true").await);
+            assert!(stays(&bed, "true").await.0);
             let image = bed.engine.images().resolve("host").unwrap().expect("the host's own image");
             until("all is prepared", || bed.engine.ready_slots(&image.id) == 4).await;
             bed.engine.forget_image(&image.id);

@@ -15,6 +15,7 @@ mod kept;
 mod life;
 mod limits;
 mod restart;
+mod reuse;
 mod standby;
 mod support;
 

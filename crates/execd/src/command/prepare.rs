@@ -134,12 +134,9 @@ impl Checked {
     fn identity(&self, app: &App, accounts: &Accounts) -> Result<Option<Identity>, ApiError> {
         let Some((uid, gid)) = self.user else { return usual_identity(app, accounts) };
         let mut identity = accounts.identity(uid, gid);
-        if gid.is_some()
-            && let Some(user) = accounts.user_by_id(uid)
-        {
+        if let Some(gid) = gid {
             // The named group replaces the primary one only.
-            let others = accounts.groups_of(user).into_iter().filter(|&group| group != user.gid);
-            identity.groups.extend(others.filter(|group| Some(*group) != gid));
+            identity.groups.extend(accounts.groups_beside(uid, gid));
         }
         Ok(Some(identity))
     }

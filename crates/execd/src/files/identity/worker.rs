@@ -70,9 +70,8 @@ struct Identity {
 impl Identity {
     /// The groups that name the account as a member; the group asked for stands in for the account's own.
     fn of(accounts: &Accounts, who: Who) -> Self {
+        let groups = accounts.groups_beside(who.uid, who.gid);
         let account = accounts.user_by_id(who.uid);
-        let mut groups = account.map(|user| accounts.groups_of(user)).unwrap_or_default();
-        groups.retain(|group| account.is_none_or(|user| *group != user.gid) && *group != who.gid);
         let home = account.map(|user| user.home.clone()).filter(|home| home.starts_with('/'));
         Self { who, groups, home: home.unwrap_or_else(|| "/".to_owned()) }
     }
