@@ -132,7 +132,7 @@ fn kept_files_outlive_the_preparer() {
 
 fn times_of_reading_stay_behind() {
     with_engine(
-        |_| {},
+        |config| config.ready_slots = 1,
         async |bed| {
             let read =
                 "date +%s%N; ls / /etc > /dev/null; cat /etc/host* /etc/resolv.conf > /dev/null; date +%s%N";
@@ -144,15 +144,20 @@ fn times_of_reading_stay_behind() {
             }
             let of_the_last: Vec<u128> = seconds.lines().filter_map(|line| line.parse().ok()).collect();
             let [begin, end] = of_the_last[..] else { panic!("{seconds}") };
+            let before = uppers(&bed);
+            let mut passed_on = 0;
             // Those of all slots, so the one that passed on is among them.
             for _ in 0..5 {
                 let show = "python3 -c 'import os; [print(s.st_atime_ns, s.st_mtime_ns, sep=chr(10)) for s in map(os.stat, [\"/\", \"/etc\", \"/etc/hosts\", \"/etc/hostname\", \"/etc/resolv.conf\"])]'";
-                let (id, _) = ran(&bed, show).await;
+                let (id, files) = ran(&bed, show).await;
+                passed_on += usize::from(before.contains(&files));
                 let times = bed.log(id);
                 for time in times.lines().filter_map(|line| line.parse::<u128>().ok()) {
                     assert!(time < begin || time > end, "{begin} < {time} < {end}");
                 }
             }
+            // The one that was waiting, and the one with the files that were read.
+            assert_eq!(passed_on, 2);
             bed
         },
     );
