@@ -1,11 +1,11 @@
 //! State shared by all request handlers.
 
-use std::ffi::OsString;
 use std::sync::Arc;
 
 use osb_protocol::boot::{LineEndings, UsageFds};
 
 use crate::account_cache::AccountCache;
+use crate::binding::{Binding, Current};
 use crate::command::registry::Registry;
 use crate::{pty, session, usage};
 
@@ -21,13 +21,11 @@ impl std::ops::Deref for App {
     }
 }
 
-/// What [`App`] points to. Nothing here changes after the start except inside the registries.
+/// What [`App`] points to. Nothing here changes after the start except the binding and inside the registries.
 #[derive(Debug)]
 pub struct Shared {
-    /// Environment of everything the API starts, and of `$NAME` in paths. Later entries win.
-    pub env: Vec<(OsString, OsString)>,
-    /// Value that requests must carry, when set.
-    pub access_token: Option<String>,
+    /// Id, token, variables and telemetry, which the control plane may change.
+    pub binding: Current,
     /// The image's user in its configuration's spelling; `None` is root.
     pub user: Option<String>,
     /// Working directory of commands that name none.
@@ -49,8 +47,7 @@ pub struct Shared {
 impl Default for Shared {
     fn default() -> Self {
         Self {
-            env: Vec::new(),
-            access_token: None,
+            binding: Current::default(),
             user: None,
             cwd: "/".into(),
             line_endings: LineEndings::default(),
@@ -91,9 +88,9 @@ impl App {
         Self(Arc::new(shared))
     }
 
-    /// The last value of a variable in the daemon's environment.
+    /// What the daemon is bound to now.
     #[must_use]
-    pub fn var(&self, name: &str) -> Option<&std::ffi::OsStr> {
-        self.env.iter().rev().find(|(key, _)| key == name).map(|(_, value)| value.as_os_str())
+    pub fn binding(&self) -> Arc<Binding> {
+        self.binding.get()
     }
 }

@@ -4,6 +4,7 @@ pub mod account_cache;
 pub mod accounts;
 pub mod app;
 pub mod args;
+pub mod binding;
 pub mod command;
 pub mod files;
 pub mod http;

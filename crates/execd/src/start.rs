@@ -10,6 +10,7 @@ use rustix::fs::Mode;
 
 use crate::app::{App, Shared};
 use crate::args::{self, Args, Listen, Plain};
+use crate::binding::{Access, Binding, Current};
 use crate::process::inherited;
 use crate::serve::{self, Listener};
 use crate::{init, listen, log};
@@ -64,8 +65,7 @@ fn run_plain(plain: Plain) -> io::Result<()> {
     .map_err(|error| io::Error::new(error.kind(), format!("cannot listen on {:?}: {error}", plain.listen)))?;
     let env: Vec<(OsString, OsString)> = std::env::vars_os().filter(|(name, _)| !is_private(name)).collect();
     let app = App::new(Shared {
-        env,
-        access_token: plain.access_token,
+        binding: Current::new(Binding::at_start(env, Access::of_token(plain.access_token))),
         cwd: std::env::current_dir().unwrap_or_else(|_| "/".into()),
         line_endings: plain.line_endings,
         ..Shared::default()

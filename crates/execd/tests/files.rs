@@ -10,6 +10,7 @@ use std::os::unix::fs::{MetadataExt as _, PermissionsExt, symlink};
 use axum::body::Body;
 use http::Method;
 use osb_execd::app::Shared;
+use osb_execd::binding::{Access, Binding, Current};
 use serde_json::json;
 use web::files::{Part, metadata, start, start_in};
 use web::{Daemon, encode};
@@ -468,7 +469,11 @@ async fn replacements() {
 
 #[tokio::test]
 async fn the_token_guards_every_route() {
-    let daemon = Daemon::start(Shared { access_token: Some("secret".to_owned()), ..Shared::default() }).await;
+    let daemon = Daemon::start(Shared {
+        binding: Current::new(Binding { access: Access::Token("secret".to_owned()), ..Binding::default() }),
+        ..Shared::default()
+    })
+    .await;
     for path in [
         "/files/info",
         "/files/download?path=/etc/passwd",

@@ -12,6 +12,7 @@ use futures_util::{StreamExt as _, stream};
 use http::Method;
 use http_body_util::BodyExt as _;
 use osb_execd::app::Shared;
+use osb_execd::binding::{Access, Binding, Current};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use web::Daemon;
@@ -92,7 +93,11 @@ async fn paths_and_queries_arrive_byte_for_byte() {
 #[tokio::test]
 async fn headers() {
     let port = backend(local().await, ok).await;
-    let daemon = Daemon::start(Shared { access_token: Some("secret".to_owned()), ..Shared::default() }).await;
+    let daemon = Daemon::start(Shared {
+        binding: Current::new(Binding { access: Access::Token("secret".to_owned()), ..Binding::default() }),
+        ..Shared::default()
+    })
+    .await;
     let answer = daemon
         .get_with(
             &format!("/proxy/{port}/"),

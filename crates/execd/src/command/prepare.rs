@@ -163,8 +163,9 @@ pub(crate) fn usual_identity(app: &App, accounts: &Accounts) -> Result<Option<Id
 
 /// Variables of the sandbox's file of them, in order.
 pub(crate) fn file_variables(app: &App) -> Vec<(OsString, OsString)> {
-    match app.var("EXECD_ENVS").filter(|path| !path.is_empty()) {
-        Some(path) => envfile::read(path, |name| app.var(name)),
+    let binding = app.binding();
+    match binding.var("EXECD_ENVS").filter(|path| !path.is_empty()) {
+        Some(path) => envfile::read(path, |name| binding.var(name)),
         None => Vec::new(),
     }
 }
@@ -181,7 +182,7 @@ impl Env {
         identity: Option<&Identity>,
     ) -> Self {
         let mut env = Self(BTreeMap::new());
-        env.0.extend(app.env.iter().cloned());
+        env.0.extend(app.binding().env.iter().cloned());
         env.0.extend(file_variables(app));
         env.0.extend(envs.iter().map(|(name, value)| (name.into(), value.into())));
         env.add_account(accounts, identity);
@@ -236,12 +237,12 @@ struct Place<'a> {
 }
 
 impl Surroundings for Place<'_> {
-    fn var(&self, name: &str) -> Option<&OsStr> {
-        self.env.0.get(OsStr::new(name)).map(OsString::as_os_str)
+    fn var(&self, name: &str) -> Option<OsString> {
+        self.env.0.get(OsStr::new(name)).cloned()
     }
 
     fn home(&self) -> OsString {
-        self.var("HOME").map_or_else(|| "/".into(), OsStr::to_owned)
+        self.var("HOME").unwrap_or_else(|| "/".into())
     }
 
     fn cwd(&self) -> &Path {

@@ -129,7 +129,7 @@ pub(crate) fn out_of_memory(app: &App, before: Option<u64>) -> bool {
 
 /// Where the sandbox keeps what is temporary.
 pub(crate) fn temp_dir(app: &App) -> PathBuf {
-    app.var("TMPDIR").filter(|dir| !dir.is_empty()).map_or_else(|| "/tmp".into(), PathBuf::from)
+    app.binding().var("TMPDIR").filter(|dir| !dir.is_empty()).map_or_else(|| "/tmp".into(), PathBuf::from)
 }
 
 /// One run.

@@ -29,7 +29,7 @@ pub(crate) struct Requested {
 /// What paths are relative to.
 pub(crate) trait Surroundings {
     /// Value of an environment variable.
-    fn var(&self, name: &str) -> Option<&OsStr>;
+    fn var(&self, name: &str) -> Option<OsString>;
     /// Meaning of `~`.
     fn home(&self) -> OsString;
     /// Where relative paths start.
@@ -37,18 +37,15 @@ pub(crate) trait Surroundings {
 }
 
 impl Surroundings for App {
-    fn var(&self, name: &str) -> Option<&OsStr> {
-        App::var(self, name)
+    fn var(&self, name: &str) -> Option<OsString> {
+        self.binding().var(name).map(OsStr::to_owned)
     }
 
     fn home(&self) -> OsString {
-        App::var(self, "HOME").filter(|home| !home.is_empty()).map_or_else(
-            || {
-                let user = self.user.as_deref().unwrap_or_default();
-                Accounts::read().resolve(user).map_or_else(|_| "/".into(), |identity| identity.home.into())
-            },
-            OsStr::to_owned,
-        )
+        self.var("HOME").filter(|home| !home.is_empty()).unwrap_or_else(|| {
+            let user = self.user.as_deref().unwrap_or_default();
+            Accounts::read().resolve(user).map_or_else(|_| "/".into(), |identity| identity.home.into())
+        })
     }
 
     fn cwd(&self) -> &Path {
@@ -253,15 +250,16 @@ mod tests {
     struct Fixed;
 
     impl Surroundings for Fixed {
-        fn var(&self, name: &str) -> Option<&OsStr> {
-            match name {
-                "HOME" => Some(OsStr::new("/home/u")),
-                "DIR" => Some(OsStr::new("/data/x y")),
-                "EMPTY" => Some(OsStr::new("")),
-                "LOOP" => Some(OsStr::new("$DIR")),
-                "TILDE" => Some(OsStr::new("~")),
-                _ => None,
-            }
+        fn var(&self, name: &str) -> Option<OsString> {
+            let value = match name {
+                "HOME" => "/home/u",
+                "DIR" => "/data/x y",
+                "EMPTY" => "",
+                "LOOP" => "$DIR",
+                "TILDE" => "~",
+                _ => return None,
+            };
+            Some(value.into())
         }
 
         fn home(&self) -> OsString {

@@ -11,6 +11,7 @@ use rustix::process::Signal;
 use super::orders::{Orders, Told};
 use crate::account_cache::AccountCache;
 use crate::app::{App, Limits, Shared};
+use crate::binding::{Access, Binding, Current};
 use crate::serve::{self, Listener};
 use crate::{log, start};
 
@@ -189,9 +190,9 @@ fn run(
         (None, None) => return Err(io::Error::other("a daemon without an order")),
     };
     let env = order.env.into_iter().map(|(name, value)| (name.into(), value.into()));
+    let env = env.filter(|(name, _): &(std::ffi::OsString, _)| !start::is_private(name)).collect();
     let app = App::new(Shared {
-        env: env.filter(|(name, _): &(std::ffi::OsString, _)| !start::is_private(name)).collect(),
-        access_token: order.access_token,
+        binding: Current::new(Binding::at_start(env, Access::of_token(order.access_token))),
         user: order.user,
         cwd: order.cwd.filter(|cwd| !cwd.is_empty()).map_or_else(|| "/".into(), Into::into),
         line_endings: order.line_endings,

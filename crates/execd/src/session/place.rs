@@ -47,7 +47,9 @@ impl Place {
         let owner = identity.map(|identity| (identity.uid, identity.gid));
         let mut parents = vec![PathBuf::from(SHARED_MEMORY), temp_dir(app)];
         // A place that was asked for comes first, unless the shell's user may have no way to it.
-        if app.var("TMPDIR").is_some_and(|dir| !dir.is_empty()) && owner.is_none_or(|(uid, _)| uid == 0) {
+        if app.binding().var("TMPDIR").is_some_and(|dir| !dir.is_empty())
+            && owner.is_none_or(|(uid, _)| uid == 0)
+        {
             parents.swap(0, 1);
         }
         let mut result = Err(io::ErrorKind::NotFound.into());

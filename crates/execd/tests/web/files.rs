@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use axum::body::Body;
 use http::{Method, header};
 use osb_execd::app::Shared;
+use osb_execd::binding::{Binding, Current};
 use serde_json::{Value, json};
 
 use super::{Answer, Daemon, encode};
@@ -25,7 +26,12 @@ pub async fn start_in(parent: impl AsRef<Path>) -> Files {
     let home = dir.path().join("home");
     std::fs::create_dir(&home).unwrap();
     let env = vec![("HOME".into(), home.into()), ("SPACE".into(), dir.path().into())];
-    let daemon = Daemon::start(Shared { env, cwd: dir.path().into(), ..Shared::default() }).await;
+    let daemon = Daemon::start(Shared {
+        binding: Current::new(Binding { env, ..Binding::default() }),
+        cwd: dir.path().into(),
+        ..Shared::default()
+    })
+    .await;
     Files { daemon, dir }
 }
 

@@ -17,6 +17,7 @@ use rustix::thread::{CapabilitySet, CapabilitySets};
 use super::Who;
 use crate::accounts::Accounts;
 use crate::app::{App, Shared};
+use crate::binding::{Binding, Current};
 
 /// The flag that makes this program a worker.
 pub(crate) const FLAG: &str = "file-worker";
@@ -45,7 +46,8 @@ fn serve(socket: UnixStream, home: String) -> io::Result<()> {
         .enable_time()
         .max_blocking_threads(BLOCKING_THREADS)
         .build()?;
-    let app = App::new(Shared { env: vec![("HOME".into(), home.into())], ..Shared::default() });
+    let binding = Binding { env: vec![("HOME".into(), home.into())], ..Binding::default() };
+    let app = App::new(Shared { binding: Current::new(binding), ..Shared::default() });
     let router = super::super::operations()
         .fallback(crate::http::not_found)
         .method_not_allowed_fallback(crate::http::not_found)
