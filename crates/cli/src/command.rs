@@ -225,6 +225,7 @@ pub(crate) async fn run(
         CommandAction::Session(action) => session::run(context, action, streams).await,
         CommandAction::Status { sandbox, execution_id, output } => {
             let status = sandbox.handle(context).command_status(&execution_id).await?;
+            let used = status.usage;
             let properties = vec![
                 ("id", Cell::from(&status.id)),
                 ("content", Cell::from(&status.content)),
@@ -233,6 +234,9 @@ pub(crate) async fn run(
                 ("error", Cell::optional(status.error.as_ref())),
                 ("started_at", Cell::from(&status.started_at)),
                 ("finished_at", Cell::optional(status.finished_at.as_ref())),
+                ("cpu_user_us", Cell::optional(used.map(|used| used.cpu_user_us))),
+                ("cpu_system_us", Cell::optional(used.map(|used| used.cpu_system_us))),
+                ("peak_memory_bytes", Cell::optional(used.map(|used| used.peak_memory_bytes))),
             ];
             context.printer(output.output).object(streams, properties, &status_json(&status)).await?;
             Ok(exit::SUCCESS)
@@ -247,6 +251,7 @@ pub(crate) async fn run(
                 return logs::follow_command(&sandbox, &execution_id, cursor, streams).await;
             }
             let logs = sandbox.command_logs(&execution_id, cursor).await?;
+            logs::tell_dropped(logs.dropped, streams).await?;
             match structured {
                 None | Some(crate::output::Format::Table) => streams.out(&logs.content).await?,
                 Some(format) => {
@@ -282,6 +287,7 @@ fn status_json(status: &CommandStatus) -> serde_json::Value {
         "error": status.error,
         "started_at": status.started_at,
         "finished_at": status.finished_at,
+        "usage": status.usage,
     })
 }
 

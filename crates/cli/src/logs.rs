@@ -38,11 +38,20 @@ pub(crate) async fn run(context: &Context, args: LogsArgs, streams: &mut Streams
         (Some(id), true) => follow_command(&sandbox, &id, None, streams).await,
         (Some(id), false) => {
             let logs = sandbox.command_logs(&id, None).await?;
+            tell_dropped(logs.dropped, streams).await?;
             streams.out(&logs.content).await?;
             Ok(exit::SUCCESS)
         }
         (None, follow) => entrypoint(&sandbox, args.tail, follow, streams).await,
     }
+}
+
+/// Says on standard error what is no longer kept of an output, so that nobody takes the rest for the whole.
+pub(crate) async fn tell_dropped(bytes: u64, streams: &mut Streams) -> anyhow::Result<()> {
+    if bytes > 0 {
+        streams.err(format!("note: {bytes} bytes of the output are no longer kept\n").as_bytes()).await?;
+    }
+    Ok(())
 }
 
 /// Passes a background command's output on until it ends.
@@ -57,6 +66,7 @@ pub(crate) async fn follow_command(
         // Asked before the output, so that nothing written before the end is missed.
         let status = sandbox.command_status(id).await?;
         let logs = sandbox.command_logs(id, cursor).await?;
+        tell_dropped(logs.dropped, streams).await?;
         streams.out(&logs.content).await?;
         cursor = logs.cursor.or(cursor);
         if !status.running {

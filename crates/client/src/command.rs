@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use osb_protocol::execd::{CommandRequest, CommandStatus, TAIL_CURSOR_HEADER};
+use osb_protocol::execd::{CommandRequest, CommandStatus, DROPPED_HEADER, TAIL_CURSOR_HEADER};
 use reqwest::Method;
 
 use crate::error::{Error, Result};
@@ -180,15 +180,17 @@ pub struct Logs {
     pub content: Bytes,
     /// Where to go on.
     pub cursor: Option<u64>,
+    /// Bytes from the cursor asked for on that are no longer kept: `content` begins behind them.
+    pub dropped: u64,
 }
 
 impl Logs {
     /// Reads an answer whose header `cursor_header` tells where to go on.
     pub(crate) async fn read(answer: Answer, cursor_header: &str, limit: Duration) -> Result<Self> {
-        let cursor = answer.response.headers().get(cursor_header);
-        let cursor = cursor.and_then(|value| value.to_str().ok()).and_then(|text| text.parse().ok());
+        let number = |name: &str| answer.response.headers().get(name)?.to_str().ok()?.parse().ok();
+        let (cursor, dropped) = (number(cursor_header), number(DROPPED_HEADER).unwrap_or(0));
         let (_, content) = answer.within(limit).await?;
-        Ok(Self { content, cursor })
+        Ok(Self { content, cursor, dropped })
     }
 }
 
@@ -228,7 +230,11 @@ impl Sandbox {
     /// ```no_run
     /// # async fn example(sandbox: opensandbox::Sandbox) -> opensandbox::Result<()> {
     /// let id = sandbox.shell("sleep 1; exit 3").start().await?;
-    /// println!("{:?}", sandbox.command_status(&id).await?.exit_code);
+    /// let status = sandbox.command_status(&id).await?;
+    /// println!("{:?}", status.exit_code);
+    /// if let Some(usage) = status.usage {
+    ///     println!("{} bytes at most", usage.peak_memory_bytes);
+    /// }
     /// # Ok(())
     /// # }
     /// ```

@@ -6,6 +6,8 @@ use std::path::PathBuf;
 use osb_protocol::boot::LineEndings;
 use osb_protocol::execd::EXECD_PORT;
 
+use crate::command::retention::Retention;
+
 /// How the daemon was called.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Args {
@@ -32,6 +34,8 @@ pub struct Plain {
     pub log_file: Option<PathBuf>,
     /// How line ends of command output are sent.
     pub line_endings: LineEndings,
+    /// What is kept of ended commands.
+    pub retention: Retention,
 }
 
 /// Where an ordinary daemon listens.
@@ -48,9 +52,14 @@ pub const HELP: &str = "\
 execd: the daemon inside a sandbox
 
   execd [--port 44772 | --socket PATH] [--access-token TOKEN] [--log-level 6] [--line-endings keep|strip]
+        [--command-retention 24h] [--command-retention-count 4096]
+        [--command-log-bytes 64Mi] [--command-logs-bytes 256Mi]
   execd --boot-fd N        as PID 1 of a sandbox of the embedded engine
 
-Environment: EXECD_ACCESS_TOKEN, EXECD_LINE_ENDINGS, EXECD_LOG_FILE, EXECD_ENVS (file with variables for commands)
+The last four bound what is kept of ended commands: their time and number, output of each in the background, of all.
+
+Environment: EXECD_ACCESS_TOKEN, EXECD_LINE_ENDINGS, EXECD_LOG_FILE, EXECD_ENVS (file with variables for commands),
+EXECD_COMMAND_RETENTION, EXECD_COMMAND_RETENTION_COUNT, EXECD_COMMAND_LOG_BYTES, EXECD_COMMAND_LOGS_BYTES
 ";
 
 /// Flags of the protocol that take a value and have no effect on what this daemon does: streams end at once, so
@@ -70,12 +79,17 @@ pub fn parse(
 ) -> Result<Args, String> {
     let text =
         |name: &str| var(name).and_then(|value| value.into_string().ok()).filter(|text| !text.is_empty());
+    let (retention, mistakes) = Retention::from_variables(&var);
+    if let Some(mistake) = mistakes.into_iter().next() {
+        return Err(mistake);
+    }
     let mut plain = Plain {
         listen: Listen::Port(EXECD_PORT),
         access_token: text("EXECD_ACCESS_TOKEN"),
         log_level: 6,
         log_file: var("EXECD_LOG_FILE").filter(|path| !path.is_empty()).map(PathBuf::from),
         line_endings: text("EXECD_LINE_ENDINGS").map_or(Ok(LineEndings::Keep), |text| line_endings(&text))?,
+        retention,
     };
     let mut jupyter = text("JUPYTER_HOST");
     let mut args = args.into_iter();
@@ -114,6 +128,7 @@ pub fn parse(
             "line-endings" => plain.line_endings = line_endings(&value()?)?,
             "jupyter-host" => jupyter = Some(value()?).filter(|host| !host.is_empty()),
             "jupyter-token" => drop(value()?),
+            _ if Retention::FLAGS.contains(&name) => plain.retention.set(name, &value()?)?,
             _ if WITHOUT_EFFECT.contains(&name) => drop(value()?),
             _ => return Err(format!("--{name} is not known; see --help")),
         }
@@ -170,6 +185,7 @@ mod tests {
             (&["--file-worker", "7"], "UID:GID"),
             (&["sleep"], "sleep"),
             (&["--init", "--", "sleep"], "--init"),
+            (&["--command-log-bytes", "much"], "much"),
             (&["--jupyter-host", "localhost"], "http://"),
         ] {
             assert!(parsed(args).unwrap_err().contains(word), "{args:?}");

@@ -11,6 +11,8 @@ use rustix::fs::Mode;
 use crate::app::{App, Shared};
 use crate::args::{self, Args, Listen, Plain};
 use crate::binding::{Access, Binding, Current};
+use crate::command::registry::Registry;
+use crate::command::{run, spool};
 use crate::process::inherited;
 use crate::serve::{self, Listener};
 use crate::{init, listen, log};
@@ -68,9 +70,11 @@ fn run_plain(plain: Plain) -> io::Result<()> {
         binding: Current::new(Binding::at_start(env, Access::of_token(plain.access_token))),
         cwd: std::env::current_dir().unwrap_or_else(|_| "/".into()),
         line_endings: plain.line_endings,
+        commands: Registry::new(plain.retention),
         ..Shared::default()
     });
     let stop = signal_descriptor(&[libc::SIGTERM, libc::SIGINT])?;
+    spool::remove_leftovers_aside(run::temp_dir(&app));
     tracing::info!(listen = ?plain.listen, "execd listens");
     serve::run(app, vec![listener], stop)?;
     if let Listen::Socket(path) = &plain.listen {

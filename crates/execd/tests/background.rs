@@ -158,3 +158,98 @@ fn ids_outlive_their_connections() {
     assert_eq!(daemon.status(&id)["running"], true);
     assert_eq!(daemon.call("DELETE", &format!("/command?id={id}"), None).head.status, 200);
 }
+
+#[test]
+fn a_reader_misses_nothing_of_a_fast_writer() {
+    // Counting lines of a fixed width tell their own offset.
+    let daemon = Daemon::with(&["--command-log-bytes", "1Mi"], &[]);
+    let id = start(
+        &daemon,
+        "i=0; while [ $i -lt 40 ]; do seq -f %09.0f $((i*20000)) $((i*20000+19999)); i=$((i+1)); done",
+    );
+    let (mut at, mut ended, mut seen) = (0, false, 0_u64);
+    while !ended {
+        ended = daemon.status(&id)["running"] == false;
+        let answer = logs(&daemon, &id, &at.to_string());
+        let next = cursor(&answer);
+        let dropped: u64 =
+            answer.head.header("execd-commands-dropped-bytes").map_or(0, |bytes| bytes.parse().unwrap());
+        assert_eq!(at + dropped + answer.body.len() as u64, next, "every byte is there or told as lost");
+        let first = at + dropped;
+        for (place, byte) in (first..).zip(&answer.body) {
+            let line = format!("{:09}\n", place / 10);
+            assert_eq!(line.as_bytes()[(place % 10) as usize], *byte, "at {place}");
+        }
+        seen += answer.body.len() as u64;
+        at = next;
+    }
+    assert_eq!(at, 8_000_000);
+    assert!(seen >= 1 << 20);
+}
+
+#[test]
+fn what_is_kept_is_bounded_by_flags() {
+    let flags = ["--command-log-bytes=256Ki", "--command-logs-bytes=512Ki", "--command-retention-count=4"];
+    let daemon = Daemon::with(&flags, &[]);
+    let ids: Vec<String> = (0..6)
+        .map(|_| {
+            let id = start(&daemon, "head -c 400000 /dev/zero");
+            daemon.wait_ended(&id);
+            id
+        })
+        .collect();
+    for id in &ids[..2] {
+        assert_eq!(daemon.call("GET", &format!("/command/status/{id}"), None).head.status, 404);
+        assert_eq!(logs(&daemon, id, "0").head.status, 400);
+    }
+    let sizes: Vec<usize> = ids[2..].iter().map(|id| logs(&daemon, id, "0").body.len()).collect();
+    assert_eq!(sizes[3], 256 << 10);
+    assert!(sizes.iter().sum::<usize>() <= 512 << 10, "{sizes:?}");
+    for id in &ids[2..] {
+        assert_eq!(cursor(&logs(&daemon, id, "0")), 400_000, "cursors stay what they were");
+        assert_eq!(cursor(&logs(&daemon, id, "399999")), 400_000);
+    }
+}
+
+#[test]
+fn what_has_been_kept_long_enough_is_forgotten() {
+    let daemon = Daemon::with(&[], &[("EXECD_COMMAND_RETENTION", "300ms")]);
+    let id = start(&daemon, "head -c 400000 /dev/zero");
+    daemon.wait_ended(&id);
+    eventually("it is forgotten", || {
+        daemon.call("GET", &format!("/command/status/{id}"), None).head.status == 404
+    });
+}
+
+#[test]
+fn a_full_disk_costs_old_output_and_nothing_else() {
+    // SAFETY of others: the mount is in a namespace of its own.
+    let Ok(output) = std::process::Command::new("unshare")
+        .args(["-m", "sh", "-ec", SMALL_DISK, "sh", env!("CARGO_BIN_EXE_execd")])
+        .output()
+    else {
+        return eprintln!("skipped: no unshare");
+    };
+    let text = String::from_utf8_lossy(&output.stdout);
+    if text.contains("cannot mount") {
+        return eprintln!("skipped: {text}");
+    }
+    assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
+    assert_eq!(text.trim(), "3000000 1048576");
+}
+
+/// Starts a daemon with a temporary directory of 256 KiB, has it keep 3 MB of output, and prints cursor and length.
+const SMALL_DISK: &str = r#"
+    d=$(mktemp -d)
+    mount -t tmpfs -o size=256k none "$d" || { echo cannot mount; exit 0; }
+    s=$(mktemp -d)
+    TMPDIR=$d "$1" --socket "$s/socket" >/dev/null & p=$!
+    trap 'kill $p' EXIT
+    until curl -sf --unix-socket "$s/socket" http://x/ping; do sleep 0.02; done
+    id=$(curl -s --unix-socket "$s/socket" http://x/command -d '{"command":"head -c 3000000 /dev/zero","background":true}' |
+        sed -n 's/.*"init","text":"\([0-9a-f]*\)".*/\1/p')
+    until curl -s --unix-socket "$s/socket" "http://x/command/status/$id" | grep -q '"running":false'; do sleep 0.02; done
+    curl -s --unix-socket "$s/socket" -D "$s/head" -o "$s/body" "http://x/command/$id/logs?cursor=0"
+    [ "$(df --output=used "$d" | tail -1)" -eq 0 ]
+    echo $(tr -d '\r' <"$s/head" | sed -n 's/^execd-commands-tail-cursor: //p') $(stat -c %s "$s/body")
+"#;

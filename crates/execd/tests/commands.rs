@@ -573,3 +573,31 @@ fn the_log_holds_no_secrets() {
     let log = std::fs::read_to_string(daemon.dir.path().join("log")).unwrap();
     assert!(!log.is_empty() && !log.contains("s3cr3t") && !log.contains("pw0rd"), "{log}");
 }
+
+#[test]
+fn an_end_tells_what_was_used() {
+    let daemon = Daemon::start();
+    let usage = |command: &str| {
+        let run = daemon.run(command);
+        daemon.status(run.id())["usage"].clone()
+    };
+    let number = |usage: &serde_json::Value, name: &str| usage[name].as_u64().unwrap();
+    let small = usage("true");
+    assert!(number(&small, "peak_memory_bytes") < 24 << 20, "{small}");
+    assert!(number(&small, "cpu_user_us") + number(&small, "cpu_system_us") < 2_000_000, "{small}");
+    // A grandchild that was waited for counts.
+    let large = usage("sh -c 'head -c 60000000 /dev/zero | tail -c 50000000 | wc -c'; true");
+    assert!(number(&large, "peak_memory_bytes") > 48 << 20, "{large}");
+    let busy = usage("sh -c 'i=0; while [ $i -lt 300000 ]; do i=$((i+1)); done'; true");
+    assert!(number(&busy, "cpu_user_us") > 20_000, "{busy}");
+    // The daemon's own memory does not show as that of what it starts.
+    daemon.run("head -c 30000000 /dev/zero | tr '\\0' x");
+    let again = usage("true");
+    assert!(number(&again, "peak_memory_bytes") < 24 << 20, "{again}");
+    let failed = daemon.post(json!({ "argv": ["/no/such"] }));
+    assert!(daemon.status(failed.id()).get("usage").is_none());
+    let mut stream = daemon.stream(json!({ "command": "sleep 74" }));
+    let id = stream.next_event().unwrap().1["text"].as_str().unwrap().to_owned();
+    assert!(daemon.status(&id).get("usage").is_none());
+    assert_eq!(daemon.call("DELETE", &format!("/command?id={id}"), None).head.status, 200);
+}

@@ -24,6 +24,8 @@ pub use session::{
 pub const ACCESS_TOKEN_HEADER: &str = "x-execd-access-token";
 /// Header of log answers: the offset to ask from next, in bytes.
 pub const TAIL_CURSOR_HEADER: &str = "execd-commands-tail-cursor";
+/// Header of log answers whose first bytes are no longer kept: how many were asked for and are lost.
+pub const DROPPED_HEADER: &str = "execd-commands-dropped-bytes";
 /// Port of the daemon inside every sandbox.
 pub const EXECD_PORT: u16 = 44772;
 
@@ -174,6 +176,22 @@ pub struct CommandStatus {
     /// RFC 3339; absent while running.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub finished_at: Option<String>,
+    /// What it has used; absent while running and from daemons that do not tell. Not known to 1.1.1.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub usage: Option<CommandUsage>,
+}
+
+/// What an ended command has used: its first process and all that were waited for, down the tree. Processes that
+/// were left behind, or whose parent ended before them, are not in it.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CommandUsage {
+    /// CPU time in its programs, in microseconds.
+    pub cpu_user_us: u64,
+    /// CPU time in the kernel on their behalf, in microseconds.
+    pub cpu_system_us: u64,
+    /// Largest resident memory of one of its processes. A program smaller than the daemon, which takes a few
+    /// mebibytes, is told as that.
+    pub peak_memory_bytes: u64,
 }
 
 /// One file or directory, without following a symlink.

@@ -5,6 +5,7 @@ pub(crate) mod output;
 pub mod pipe;
 pub mod prepare;
 pub mod registry;
+pub mod retention;
 pub mod run;
 pub mod spool;
 pub mod stop;
@@ -16,16 +17,13 @@ use axum::extract::{Path, State};
 use axum::response::Response;
 use axum::routing::{get, post};
 use http::{HeaderName, HeaderValue, StatusCode, header};
-use osb_protocol::execd::{CommandRequest, TAIL_CURSOR_HEADER, code};
+use osb_protocol::execd::{CommandRequest, DROPPED_HEADER, TAIL_CURSOR_HEADER, code};
 
 use crate::app::App;
 use crate::http::{ApiError, Json, Params, done, json};
 use crate::stream::feed::{self, Reader};
 use prepare::Checked;
 use spool::Snapshot;
-
-/// Header of log answers whose first bytes are no longer kept: how many were asked for and are lost.
-pub const DROPPED_HEADER: HeaderName = HeaderName::from_static("execd-commands-dropped-bytes");
 
 /// Bytes of a log read at once.
 const LOG_PIECE: u64 = 256 << 10;

@@ -8,7 +8,7 @@ use tokio::io::unix::AsyncFd;
 use tokio::time::{Instant, sleep_until};
 
 use super::pipe::{Found, Pipe};
-use crate::process::exit::{self, Exit};
+use crate::process::exit::{self, Consumed, Exit};
 use crate::stream::event::{self, Source};
 use crate::stream::feed::Writer;
 use crate::stream::lines::LineSplitter;
@@ -128,13 +128,18 @@ pub(crate) async fn drain(writer: &Writer, out: &mut Output, err: &mut Output) {
 
 /// Waits for the end of the process and collects its status.
 pub(crate) async fn ended(pidfd: &AsyncFd<OwnedFd>) -> Exit {
+    ended_counted(pidfd).await.0
+}
+
+/// As [`ended`], with what the process has used; nothing is known of it when the status was lost.
+pub(crate) async fn ended_counted(pidfd: &AsyncFd<OwnedFd>) -> (Exit, Option<Consumed>) {
     loop {
         let readable = pidfd.readable().await;
-        match (readable, exit::reap(pidfd.get_ref())) {
-            (_, Ok(Some(exit))) => return exit,
+        match (readable, exit::reap_counted(pidfd.get_ref())) {
+            (_, Ok(Some((exit, consumed)))) => return (exit, Some(consumed)),
             (Ok(mut guard), Ok(None)) => guard.clear_ready(),
             // The runtime is going down, or the status was taken by a stranger: neither can be waited for.
-            (Err(_), _) | (_, Err(_)) => return Exit::Signal(libc::SIGKILL),
+            (Err(_), _) | (_, Err(_)) => return (Exit::Signal(libc::SIGKILL), None),
         }
     }
 }

@@ -15,15 +15,14 @@ use osb_protocol::execd::ExecutionError;
 use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep_until};
 
-use super::output::{self, Output, QUIET, ended};
+use super::output::{self, Output, QUIET, ended_counted};
 use super::pipe::{self, Found, Pipe};
 use super::prepare::Checked;
-use super::registry::Command;
-use super::spool::Spool;
+use super::registry::{Command, End};
 use super::stop::{Timer, blocking};
 use crate::app::App;
 use crate::http::ApiError;
-use crate::process::exit::{self, Exit};
+use crate::process::exit::{self, Consumed, Exit};
 use crate::process::spawn::{self, Program, SpawnError, Stdio};
 use crate::process::{tree, watch};
 use crate::stream::event::{self, Source};
@@ -56,7 +55,7 @@ pub async fn start(app: App, request: Checked) -> Result<Reader, ApiError> {
         let (started, is_started) = oneshot::channel();
         let id = uuid::Uuid::new_v4();
         let background = request.background;
-        let spool = background.then(|| Spool::new(temp_dir(&app)));
+        let spool = background.then(|| app.commands.spool(temp_dir(&app)));
         let command = Arc::new(Command::new(id, request.content(), spool));
         let timeout = request.timeout;
         // Directories and programs may lie on a file system that does not answer, and the clone takes its time.
@@ -114,6 +113,7 @@ fn launch(app: &App, program: &Program, background: bool) -> Result<Started, Spa
         stdout: out_write.as_fd(),
         stderr: err_write.as_ref().unwrap_or(&out_write).as_fd(),
     };
+    exit::forget_own_peak();
     let spawned = spawn::spawn(program, stdio, &app.limits.work_cgroup)?;
     Ok(Started { pid: spawned.pid, pidfd: spawned.pidfd, outputs, oom_kills })
 }
@@ -147,7 +147,7 @@ impl Run {
             Some(Ok(started)) => started,
             None => return self.give_up_start(receiver).await,
             Some(Err(message)) => {
-                self.app.commands.ended(&self.command, NOT_STARTED, Some(message.clone()));
+                self.app.commands.ended(&self.command, End::failed(NOT_STARTED, message.clone()));
                 return self.fail(message.clone(), vec![message]);
             }
         };
@@ -184,7 +184,7 @@ impl Run {
     async fn give_up_start(self, started: oneshot::Receiver<Result<Started, SpawnError>>) {
         let message = "the time limit has passed while the program was still being loaded".to_owned();
         let exit = Exit::Signal(libc::SIGKILL);
-        self.app.commands.ended(&self.command, exit.code(), Some(message.clone()));
+        self.app.commands.ended(&self.command, End::failed(exit.code(), message.clone()));
         self.fail(exit.code().to_string(), vec![message]);
         let tag = self.command.tag;
         drop(self);
@@ -212,10 +212,10 @@ impl Run {
         let mut timer = Timer::new(self.began, self.timeout);
         let mut ping = self.began + PING;
         let mut abandoned = false;
-        let exit = loop {
+        let (exit, consumed) = loop {
             let full = self.writer.is_full();
             tokio::select! {
-                exit = ended(&pidfd) => break exit,
+                end = ended_counted(&pidfd) => break end,
                 () = out.turn(&self.writer), if !full && out.is_open() => {}
                 () = err.turn(&self.writer), if !full && err.is_open() => {}
                 () = self.writer.room(), if full => {}
@@ -229,7 +229,7 @@ impl Run {
         };
         let timed_out = self.time_out(&mut timer).await;
         // The end is a fact now, however long the client takes to read what came before it.
-        let failure = self.record(exit, started.oom_kills, timed_out);
+        let failure = self.record((exit, consumed), started.oom_kills, timed_out);
         output::drain(&self.writer, &mut out, &mut err).await;
         match failure {
             None => self.writer.push(|out| event::push_complete(out, self.began.elapsed())),
@@ -253,7 +253,12 @@ impl Run {
     }
 
     /// Makes the end known to whoever asks, and gives what there is to say when it was none of success.
-    fn record(&self, exit: Exit, oom_kills: Option<u64>, timed_out: Option<String>) -> Option<Vec<String>> {
+    fn record(
+        &self,
+        (exit, consumed): (Exit, Option<Consumed>),
+        oom_kills: Option<u64>,
+        timed_out: Option<String>,
+    ) -> Option<Vec<String>> {
         let mut traceback = vec![exit.words()];
         if let Some(timed_out) = timed_out {
             traceback.push(timed_out);
@@ -262,7 +267,7 @@ impl Run {
         }
         let failure = Some(traceback).filter(|_| exit != Exit::Code(0));
         let error = failure.as_ref().map(|traceback| traceback.join("; "));
-        self.app.commands.ended(&self.command, exit.code(), error);
+        self.app.commands.ended(&self.command, End { exit_code: exit.code(), error, consumed });
         failure
     }
 
@@ -277,7 +282,8 @@ impl Run {
         let tag = self.command.tag;
         let _ = blocking(move || tree::kill(tag)).await;
         let _ = exit::reap(pidfd);
-        self.app.commands.ended(&self.command, Exit::Signal(libc::SIGKILL).code(), Some(message.clone()));
+        let exit_code = Exit::Signal(libc::SIGKILL).code();
+        self.app.commands.ended(&self.command, End::failed(exit_code, message.clone()));
         self.fail("137".to_owned(), vec![message]);
     }
 
@@ -294,23 +300,23 @@ impl Run {
         self.writer.push(|out| event::push_complete(out, self.began.elapsed()));
         // Dropping the writer ends the client's stream.
         self.writer = feed::feed().0;
-        let mut collector = tokio::spawn(collect(pipe, Arc::clone(&self.command)));
+        let mut collector = tokio::spawn(collect(pipe, self.app.clone(), Arc::clone(&self.command)));
         let mut timer = Timer::new(self.began, self.timeout);
-        let exit = loop {
+        let (exit, consumed) = loop {
             tokio::select! {
-                exit = ended(&pidfd) => break exit,
+                end = ended_counted(&pidfd) => break end,
                 () = timer.expired() => timer.kill(self.command.tag),
             }
         };
         let timed_out = self.time_out(&mut timer).await;
         // The status must not say "ended" before the last output can be read; others may hold the pipe for ever.
         let _ = tokio::time::timeout(QUIET, &mut collector).await;
-        self.record(exit, started.oom_kills, timed_out);
+        self.record((exit, consumed), started.oom_kills, timed_out);
     }
 }
 
 /// Moves a background command's output to its store until the last writer has gone.
-async fn collect(pipe: Pipe, command: Arc<Command>) {
+async fn collect(pipe: Pipe, app: App, command: Arc<Command>) {
     let Some(spool) = &command.spool else { return };
     loop {
         let Ok(mut guard) = pipe.readable().await else { return };
@@ -328,10 +334,11 @@ async fn collect(pipe: Pipe, command: Arc<Command>) {
         }
         drop(guard);
         if !late.is_empty() {
-            let owner = Arc::clone(&command);
+            let (owner, app) = (Arc::clone(&command), app.clone());
             let stored = tokio::task::spawn_blocking(move || {
                 if let Some(spool) = &owner.spool {
                     spool.append(&late);
+                    app.commands.make_room();
                 }
             });
             let _ = stored.await;

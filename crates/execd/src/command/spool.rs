@@ -1,34 +1,58 @@
 //! Output of a background command, kept for whoever asks.
 //!
 //! Offsets count all bytes ever written. Little output stays in memory; more moves to files without a name, so
-//! that nobody else sees it and nothing is left behind by a daemon that dies. The newest [`FILE_LIMIT`] bytes are
-//! kept, in segments of which the oldest goes as a whole: who is reading one holds it meanwhile, so a program that
-//! writes faster than its log is read cannot pull the text away from under the reader. Where no file can be
-//! written (read-only or full disk) the newest [`MEMORY_FALLBACK`] stay in memory.
+//! that nobody else sees it and nothing is left behind by a daemon that dies. The newest bytes are kept, in segments
+//! of which the oldest goes as a whole: who is reading one holds it meanwhile, so a program that writes faster than
+//! its log is read cannot pull the text away from under the reader. Where no file can be written (read-only or full
+//! disk) fewer stay, in memory. All outputs together are counted in their [`Stock`], whose owner bounds them.
 
 use std::collections::VecDeque;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rustix::fs::{CWD, Mode, OFlags};
 
-/// Newest bytes kept of one command.
-pub const FILE_LIMIT: u64 = 64 << 20;
 /// Into so many segments the limit is divided; on disk is at most one more.
 const SEGMENTS: u64 = 8;
-/// Output up to this size needs no file.
+/// Output up to this size needs no file…
 const MEMORY_LIMIT: usize = 64 << 10;
-/// Newest bytes kept when no file can be had.
+/// …as long as all outputs take no more memory than this.
+const MEMORY_TOTAL: u64 = 8 << 20;
+/// Newest bytes kept when no file can be had…
 const MEMORY_FALLBACK: u64 = 1 << 20;
+/// …and when many others have none either, so that memory has taken this much.
+const LEAST_FALLBACK: u64 = 64 << 10;
+const FALLBACK_TOTAL: u64 = 24 << 20;
+
+/// What many outputs take together.
+#[derive(Debug, Default)]
+pub struct Stock {
+    memory: AtomicU64,
+    disk: AtomicU64,
+}
+
+impl Stock {
+    /// Bytes in memory and on disk.
+    #[must_use]
+    pub fn total(&self) -> u64 {
+        self.memory() + self.disk.load(Ordering::Relaxed)
+    }
+
+    fn memory(&self) -> u64 {
+        self.memory.load(Ordering::Relaxed)
+    }
+}
 
 /// A bounded store of one output.
 #[derive(Debug)]
 pub struct Spool {
     directory: PathBuf,
     file_limit: u64,
+    stock: Arc<Stock>,
     state: Mutex<State>,
 }
 
@@ -39,6 +63,8 @@ struct State {
     /// Offset behind the newest byte.
     end: u64,
     store: Store,
+    /// What the stock has been told that this takes, in memory and on disk.
+    counted: (u64, u64),
 }
 
 #[derive(Debug)]
@@ -47,8 +73,8 @@ enum Store {
     Memory(Vec<u8>),
     /// Oldest first, without gaps.
     Files(VecDeque<Segment>),
-    /// The byte of offset `n` is at `n` modulo [`MEMORY_FALLBACK`].
-    Ring(Vec<u8>),
+    /// The newest bytes, at most so many.
+    Ring(VecDeque<u8>, u64),
     /// Given up; further bytes are counted and forgotten.
     Closed,
 }
@@ -61,16 +87,24 @@ struct Segment {
     length: u64,
 }
 
-impl Spool {
-    /// An empty store, whose files will be in `directory`.
-    #[must_use]
-    pub fn new(directory: PathBuf) -> Self {
-        Self::with_limit(directory, FILE_LIMIT)
+impl Store {
+    /// Bytes taken in memory and on disk.
+    fn takes(&self) -> (u64, u64) {
+        match self {
+            Self::Memory(bytes) => (bytes.len() as u64, 0),
+            Self::Files(segments) => (0, segments.iter().map(|segment| segment.length).sum()),
+            Self::Ring(_, most) => (*most, 0),
+            Self::Closed => (0, 0),
+        }
     }
+}
 
-    fn with_limit(directory: PathBuf, file_limit: u64) -> Self {
-        let state = State { start: 0, end: 0, store: Store::Memory(Vec::new()) };
-        Self { directory, file_limit, state: Mutex::new(state) }
+impl Spool {
+    /// An empty store of at most `file_limit` bytes, whose files will be in `directory`.
+    #[must_use]
+    pub fn new(directory: PathBuf, file_limit: u64, stock: Arc<Stock>) -> Self {
+        let state = State { start: 0, end: 0, store: Store::Memory(Vec::new()), counted: (0, 0) };
+        Self { directory, file_limit, stock, state: Mutex::new(state) }
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -78,30 +112,43 @@ impl Spool {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Tells the stock what has changed.
+    fn count(&self, state: &mut State) {
+        let takes = state.store.takes();
+        let counted = std::mem::replace(&mut state.counted, takes);
+        // Wraps as it should when less is taken than before.
+        self.stock.memory.fetch_add(takes.0.wrapping_sub(counted.0), Ordering::Relaxed);
+        self.stock.disk.fetch_add(takes.1.wrapping_sub(counted.1), Ordering::Relaxed);
+    }
+
+    fn fits_memory(&self, memory: &[u8], more: usize) -> bool {
+        memory.len() + more <= MEMORY_LIMIT && self.stock.memory() + more as u64 <= MEMORY_TOTAL
+    }
+
     /// Whether appending `more` bytes touches a file and may block.
     #[must_use]
     pub fn may_block(&self, more: usize) -> bool {
         match &self.lock().store {
-            Store::Memory(bytes) => bytes.len() + more > MEMORY_LIMIT,
+            Store::Memory(bytes) => !self.fits_memory(bytes, more),
             Store::Files(_) => true,
-            Store::Ring(_) | Store::Closed => false,
+            Store::Ring(..) | Store::Closed => false,
         }
     }
 
-    /// Bytes that the store occupies.
+    /// Bytes in its files.
     #[must_use]
-    pub fn size(&self) -> u64 {
-        let state = self.lock();
-        state.end - state.start
+    pub fn on_disk(&self) -> u64 {
+        self.lock().counted.1
     }
 
     /// Appends; never fails, the oldest bytes go when there is no room.
     pub fn append(&self, bytes: &[u8]) {
         let mut state = self.lock();
         if let Store::Memory(memory) = &mut state.store {
-            if memory.len() + bytes.len() <= MEMORY_LIMIT {
+            if self.fits_memory(memory, bytes.len()) {
                 memory.extend_from_slice(bytes);
                 state.end += bytes.len() as u64;
+                self.count(&mut state);
                 return;
             }
             let memory = std::mem::take(memory);
@@ -110,6 +157,7 @@ impl Spool {
             self.write(&mut state, &memory);
         }
         self.write(&mut state, bytes);
+        self.count(&mut state);
     }
 
     fn write(&self, state: &mut State, bytes: &[u8]) {
@@ -117,9 +165,13 @@ impl Spool {
         if let Store::Files(segments) = &mut state.store
             && self.write_files(segments, state.end, bytes).is_err()
         {
+            let most = match self.stock.memory() {
+                ..FALLBACK_TOTAL => MEMORY_FALLBACK,
+                _ => LEAST_FALLBACK,
+            };
             // The disk is full: what the files hold can still be moved to memory, and their space is freed.
-            let keep = (state.end - state.start).min(MEMORY_FALLBACK);
-            let mut newest = Vec::new();
+            let keep = (state.end - state.start).min(most);
+            let mut newest = VecDeque::new();
             let mut snapshot = Snapshot::of_files(segments, state.end - keep, state.end);
             while let Ok(Some(piece)) = snapshot.next(keep) {
                 newest.extend(piece);
@@ -128,15 +180,13 @@ impl Spool {
                 newest.clear();
             }
             state.start = state.end - newest.len() as u64;
-            let mut ring = Vec::new();
-            push_ring(&mut ring, state.start, &newest);
-            state.store = Store::Ring(ring);
+            state.store = Store::Ring(newest, most);
         }
         let limit = match &mut state.store {
             Store::Files(_) => self.file_limit,
-            Store::Ring(ring) => {
-                push_ring(ring, state.end, bytes);
-                MEMORY_FALLBACK
+            Store::Ring(ring, most) => {
+                push_ring(ring, *most, bytes);
+                *most
             }
             Store::Memory(_) | Store::Closed => 0,
         };
@@ -172,20 +222,28 @@ impl Spool {
         let state = self.lock();
         let end = state.end;
         let start = offset.max(state.start);
-        let span = |length: usize| {
-            let at = |offset: u64| usize::try_from(offset).unwrap_or(usize::MAX).min(length);
-            at(start)..at(end)
-        };
+        let skipped =
+            |from: u64, length: usize| usize::try_from(start - from).unwrap_or(usize::MAX).min(length);
         match &state.store {
-            Store::Memory(memory) => Snapshot::of_bytes(start, memory[span(memory.len())].to_vec()),
+            Store::Memory(memory) => Snapshot::of_bytes(start, memory[skipped(0, memory.len())..].to_vec()),
             Store::Files(segments) => Snapshot::of_files(segments, start, end),
-            Store::Ring(ring) => {
-                let at = |offset: u64| usize::try_from(offset % MEMORY_FALLBACK).unwrap_or(0);
-                let bytes = (start..end).filter_map(|offset| ring.get(at(offset)).copied());
-                Snapshot::of_bytes(start, bytes.collect())
+            Store::Ring(ring, _) => {
+                let skipped = skipped(state.start, ring.len());
+                Snapshot::of_bytes(start, ring.range(skipped..).copied().collect())
             }
             Store::Closed => Snapshot::of_bytes(start, Vec::new()),
         }
+    }
+
+    /// Forgets the oldest segment of its files and frees its space, once nobody reads it. `false` when there is none.
+    pub fn shrink(&self) -> bool {
+        let mut state = self.lock();
+        let State { start, end, store, .. } = &mut *state;
+        let Store::Files(segments) = store else { return false };
+        let found = segments.pop_front().is_some();
+        *start = segments.front().map_or(*end, |next| next.start).max(*start);
+        self.count(&mut state);
+        found
     }
 
     /// Forgets the bytes for good and frees their space, once nobody reads them any more.
@@ -193,6 +251,13 @@ impl Spool {
         let mut state = self.lock();
         state.store = Store::Closed;
         state.start = state.end;
+        self.count(&mut state);
+    }
+}
+
+impl Drop for Spool {
+    fn drop(&mut self) {
+        self.close();
     }
 }
 
@@ -256,18 +321,16 @@ impl Snapshot {
     }
 }
 
-/// Appends to a ring of [`MEMORY_FALLBACK`] bytes.
-fn push_ring(ring: &mut Vec<u8>, offset: u64, bytes: &[u8]) {
-    let most = usize::try_from(MEMORY_FALLBACK).unwrap_or(usize::MAX);
-    // Positions follow the offsets, so the ring is laid out in full at once.
-    ring.resize(most, 0);
-    let skipped = bytes.len().saturating_sub(most);
-    let bytes = &bytes[skipped..];
-    let position = usize::try_from((offset + skipped as u64) % MEMORY_FALLBACK).unwrap_or(0);
-    let first = bytes.len().min(most - position);
-    ring[position..position + first].copy_from_slice(&bytes[..first]);
-    ring[..bytes.len() - first].copy_from_slice(&bytes[first..]);
+/// Appends to a ring of at most `most` bytes.
+fn push_ring(ring: &mut VecDeque<u8>, most: u64, bytes: &[u8]) {
+    let most = usize::try_from(most).unwrap_or(usize::MAX);
+    let bytes = &bytes[bytes.len().saturating_sub(most)..];
+    ring.drain(..(ring.len() + bytes.len()).saturating_sub(most));
+    ring.extend(bytes);
 }
+
+/// Start of the names of files that are about to lose them.
+const PREFIX: &str = ".execd-";
 
 /// A file that no name leads to.
 fn unnamed_file(directory: &Path) -> io::Result<File> {
@@ -277,16 +340,44 @@ fn unnamed_file(directory: &Path) -> io::Result<File> {
         return Ok(fd.into());
     }
     // Not every file system can do that; a name that nobody knows and that goes at once is nearly as good.
-    let path = directory.join(format!(".execd-{}", uuid::Uuid::new_v4().simple()));
+    let path = directory.join(format!("{PREFIX}{}", uuid::Uuid::new_v4().simple()));
     let fd = rustix::fs::openat(CWD, &path, flags | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW, mode)?;
-    std::fs::remove_file(&path)?;
-    Ok(fd.into())
+    match std::fs::remove_file(&path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(fd.into()),
+    }
+}
+
+/// Does [`remove_leftovers`] where a file system that does not answer holds nobody up.
+pub fn remove_leftovers_aside(directory: PathBuf) {
+    // Without a thread they stay until the next start.
+    let _ = std::thread::Builder::new().spawn(move || remove_leftovers(&directory));
+}
+
+/// Removes the names that daemons before this one have died over, between making a file and taking its name away.
+/// Only what could be such a file goes: empty or not, of that form, regular, and this user's.
+fn remove_leftovers(directory: &Path) {
+    use std::os::unix::fs::MetadataExt as _;
+    let own = rustix::process::geteuid().as_raw();
+    for entry in std::fs::read_dir(directory).into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        let random = name.to_str().and_then(|name| name.strip_prefix(PREFIX));
+        if random.is_some_and(|random| random.len() == 32 && random.bytes().all(|b| b.is_ascii_hexdigit()))
+            && entry.metadata().is_ok_and(|found| found.is_file() && found.uid() == own)
+        {
+            let _ = std::fs::remove_file(entry.path());
+        }
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    fn spool(directory: PathBuf, limit: u64) -> Spool {
+        Spool::new(directory, limit, Arc::default())
+    }
 
     fn read(mut snapshot: Snapshot) -> Vec<u8> {
         let mut bytes = Vec::new();
@@ -299,7 +390,7 @@ mod tests {
 
     #[test]
     fn no_place_for_a_file_keeps_the_newest_in_memory() {
-        let spool = Spool::new("/proc/no/such".into());
+        let spool = spool("/proc/no/such".into(), 64 << 20);
         let bytes: Vec<u8> = (0..3_000_000u32).map(|at| (at % 251) as u8).collect();
         for piece in bytes.chunks(70_000) {
             spool.append(piece);
@@ -316,7 +407,7 @@ mod tests {
 
     #[test]
     fn what_is_being_read_stays_however_much_is_written() {
-        let spool = Spool::with_limit(std::env::temp_dir(), 800_000);
+        let spool = spool(std::env::temp_dir(), 800_000);
         let bytes: Vec<u8> = (0..1_000_000u32).map(|at| (at % 251) as u8).collect();
         spool.append(&bytes);
         let before = spool.snapshot(0);
@@ -330,7 +421,7 @@ mod tests {
 
     #[test]
     fn an_offset_beyond_the_end_has_nothing() {
-        let spool = Spool::new(std::env::temp_dir());
+        let spool = spool(std::env::temp_dir(), 64 << 20);
         spool.append(b"abc");
         let snapshot = spool.snapshot(9);
         assert_eq!((snapshot.start, snapshot.length), (9, 0));
@@ -339,12 +430,61 @@ mod tests {
         assert_eq!((snapshot.start, snapshot.length), (u64::MAX, 0));
     }
 
+    #[test]
+    fn many_outputs_take_little_memory() {
+        for (directory, most) in [(std::env::temp_dir(), MEMORY_TOTAL), ("/proc/no/such".into(), 40 << 20)] {
+            let stock = Arc::new(Stock::default());
+            let one = || Spool::new(directory.clone(), 1 << 20, Arc::clone(&stock));
+            let spools: Vec<Spool> = (0..300).map(|_| one()).collect();
+            for spool in &spools {
+                spool.append(&[b'x'; 60_000]);
+            }
+            assert!(stock.memory() <= most, "{}", stock.memory());
+            for spool in &spools {
+                assert_eq!(spool.snapshot(0).length, 60_000);
+            }
+            drop(spools);
+            assert_eq!((stock.memory(), stock.total()), (0, 0));
+        }
+    }
+
+    #[test]
+    fn shrinking_loses_the_oldest_and_keeps_offsets() {
+        let spool = spool(std::env::temp_dir(), 800_000);
+        let bytes: Vec<u8> = (0..500_000u32).map(|at| (at % 251) as u8).collect();
+        spool.append(&bytes);
+        assert!(spool.shrink() && spool.shrink());
+        let rest = spool.snapshot(0);
+        assert_eq!((rest.start, spool.on_disk()), (200_000, 300_000));
+        assert!(read(rest) == bytes[200_000..]);
+        while spool.shrink() {}
+        assert_eq!((spool.snapshot(0).start, spool.on_disk()), (500_000, 0));
+        spool.append(b"more");
+        assert_eq!(read(spool.snapshot(0)), b"more");
+        assert_eq!(spool.snapshot(0).start, 500_000);
+    }
+
+    #[test]
+    fn what_a_dead_daemon_left_goes_and_nothing_else() {
+        let dir = tempfile::tempdir().unwrap();
+        let name = |random: &str| dir.path().join(format!(".execd-{random}"));
+        let left = name(&"0a".repeat(16));
+        std::fs::write(&left, "secret").unwrap();
+        std::fs::write(name("notes"), "").unwrap();
+        std::fs::create_dir(name(&"0b".repeat(16))).unwrap();
+        std::os::unix::fs::symlink("/etc/passwd", name(&"0c".repeat(16))).unwrap();
+        remove_leftovers(dir.path());
+        assert!(!left.exists());
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 3);
+        remove_leftovers(Path::new("/no/such"));
+    }
+
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(64))]
         #[test]
         fn the_newest_bytes_are_kept(pieces in proptest::collection::vec((0usize..90_000, any::<u8>()), 0..12)) {
             let limit = 200_000;
-            let spool = Spool::with_limit(std::env::temp_dir(), limit);
+            let spool = spool(std::env::temp_dir(), limit);
             let mut written = Vec::new();
             for (length, byte) in pieces {
                 let piece: Vec<u8> = (0..length).map(|at| byte.wrapping_add((at % 253) as u8)).collect();

@@ -12,6 +12,9 @@ use super::orders::{Orders, Told};
 use crate::account_cache::AccountCache;
 use crate::app::{App, Limits, Shared};
 use crate::binding::{Access, Binding, Current};
+use crate::command::registry::Registry;
+use crate::command::retention::Retention;
+use crate::command::{run as command, spool};
 use crate::serve::{self, Listener};
 use crate::{log, start};
 
@@ -178,6 +181,7 @@ fn run(
     let stderr = rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stderr(), 3)?;
     log::install(log::level(4), None, stderr.into())?;
     let mut runtime = None;
+    let is_successor = order.is_some();
     let order = match (order, orders) {
         (Some(order), _) => order,
         (None, Some(orders)) => loop {
@@ -189,6 +193,12 @@ fn run(
         },
         (None, None) => return Err(io::Error::other("a daemon without an order")),
     };
+    let variable =
+        |name: &str| order.env.iter().rfind(|(known, _)| known == name).map(|(_, value)| value.into());
+    let (retention, mistakes) = Retention::from_variables(variable);
+    for mistake in mistakes {
+        tracing::warn!(mistake, "a variable of the sandbox's environment has no effect");
+    }
     let env = order.env.into_iter().map(|(name, value)| (name.into(), value.into()));
     let env = env.filter(|(name, _): &(std::ffi::OsString, _)| !start::is_private(name)).collect();
     let app = App::new(Shared {
@@ -203,8 +213,12 @@ fn run(
             work_cgroup: fds.work_cgroup.clone(),
         },
         accounts,
+        commands: Registry::new(retention),
         ..Shared::default()
     });
+    if is_successor {
+        spool::remove_leftovers_aside(command::temp_dir(&app));
+    }
     match runtime {
         Some(runtime) => serve::run_on(runtime, app, listeners, stop),
         None => serve::run(app, listeners, stop),

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
+use std::time::Duration;
 
 /// End of a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -82,24 +83,74 @@ pub fn signal_name(signal: i32) -> Option<&'static str> {
     })
 }
 
+/// What a process has used, and all that it and its descendants have waited for. What was left behind, or was waited
+/// for by somebody else, is not in it: the kernel counts along `wait`.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Consumed {
+    /// CPU time in programs.
+    pub user: Duration,
+    /// CPU time in the kernel on their behalf.
+    pub system: Duration,
+    /// Largest resident set of any one of these processes, in bytes. A child that is about to execute its program
+    /// stands in the memory of this process, so that it is never less than the peak of this one.
+    pub peak_memory: u64,
+}
+
+impl Consumed {
+    fn from_rusage(usage: &libc::rusage) -> Self {
+        let time = |time: &libc::timeval| {
+            let micros = u64::try_from(time.tv_usec).unwrap_or(0);
+            Duration::from_secs(u64::try_from(time.tv_sec).unwrap_or(0)) + Duration::from_micros(micros)
+        };
+        let peak = u64::try_from(usage.ru_maxrss).unwrap_or(0).saturating_mul(1024);
+        Self { user: time(&usage.ru_utime), system: time(&usage.ru_stime), peak_memory: peak }
+    }
+}
+
+/// A peak of this process above this is forgotten before a child is started.
+const OWN_PEAK: u64 = 8 << 20;
+
+/// Forgets a high peak of this process's own memory, which its children would otherwise show as theirs. Reads and
+/// writes files of the kernel; cheap.
+pub fn forget_own_peak() {
+    // SAFETY: all zero bytes are a valid `rusage`, which the call fills.
+    let usage = unsafe {
+        let mut usage: libc::rusage = std::mem::zeroed();
+        libc::getrusage(libc::RUSAGE_SELF, &raw mut usage);
+        usage
+    };
+    if Consumed::from_rusage(&usage).peak_memory > OWN_PEAK {
+        // Where that cannot be written, small programs look larger than they are, and nothing else.
+        let _ = std::fs::write("/proc/self/clear_refs", "5");
+    }
+}
+
 /// Collects the status of a child that has ended. `None` while it runs. Works on the child alone, so it cannot
 /// take the status of another one.
 pub fn reap(pidfd: &impl AsFd) -> io::Result<Option<Exit>> {
+    Ok(reap_counted(pidfd)?.map(|(exit, _)| exit))
+}
+
+/// As [`reap`], with what the child has used.
+pub fn reap_counted(pidfd: &impl AsFd) -> io::Result<Option<(Exit, Consumed)>> {
     wait(pidfd, libc::WEXITED | libc::WNOHANG)
 }
 
 /// Waits for a child's end and collects its status.
 pub fn wait_blocking(pidfd: &impl AsFd) -> io::Result<Option<Exit>> {
-    wait(pidfd, libc::WEXITED)
+    Ok(wait(pidfd, libc::WEXITED)?.map(|(exit, _)| exit))
 }
 
-fn wait(pidfd: &impl AsFd, options: i32) -> io::Result<Option<Exit>> {
-    let fd = pidfd.as_fd().as_raw_fd().unsigned_abs();
+fn wait(pidfd: &impl AsFd, options: i32) -> io::Result<Option<(Exit, Consumed)>> {
+    let fd = pidfd.as_fd().as_raw_fd();
     loop {
-        // SAFETY: all zero bytes are a valid `siginfo_t`.
-        let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
-        // SAFETY: `info` is valid for writing during the call.
-        if unsafe { libc::waitid(libc::P_PIDFD, fd, &raw mut info, options) } != 0 {
+        // SAFETY: all zero bytes are a valid `siginfo_t` and a valid `rusage`.
+        let (mut info, mut usage): (libc::siginfo_t, libc::rusage) = unsafe { std::mem::zeroed() };
+        // SAFETY: both are valid for writing during the call. The C library's wrapper has no place for the usage.
+        let result = unsafe {
+            libc::syscall(libc::SYS_waitid, libc::P_PIDFD, fd, &raw mut info, options, &raw mut usage)
+        };
+        if result != 0 {
             let error = io::Error::last_os_error();
             if error.kind() == io::ErrorKind::Interrupted {
                 continue;
@@ -109,7 +160,7 @@ fn wait(pidfd: &impl AsFd, options: i32) -> io::Result<Option<Exit>> {
         // SAFETY: `waitid` succeeded, so the fields of SIGCHLD are set; they stay zero when nobody has ended.
         let (pid, status) = unsafe { (info.si_pid(), info.si_status()) };
         let exit = if info.si_code == libc::CLD_EXITED { Exit::Code(status) } else { Exit::Signal(status) };
-        return Ok(Some(exit).filter(|_| pid != 0));
+        return Ok((pid != 0).then(|| (exit, Consumed::from_rusage(&usage))));
     }
 }
 
