@@ -7,6 +7,7 @@ use osb_protocol::boot::LineEndings;
 use osb_protocol::execd::EXECD_PORT;
 
 use crate::command::retention::Retention;
+use crate::log;
 
 /// How the daemon was called.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -30,8 +31,8 @@ pub struct Plain {
     pub access_token: Option<String>,
     /// 0–2 fatal, 3 error, 4 warn, 5–6 info, above debug.
     pub log_level: i64,
-    /// File of the log instead of standard output.
-    pub log_file: Option<PathBuf>,
+    /// Where the log goes: files, `stdout`, `stderr`.
+    pub log: Vec<PathBuf>,
     /// How line ends of command output are sent.
     pub line_endings: LineEndings,
     /// What is kept of ended commands.
@@ -58,7 +59,8 @@ execd: the daemon inside a sandbox
 
 The last four bound what is kept of ended commands: their time and number, output of each in the background, of all.
 
-Environment: EXECD_ACCESS_TOKEN, EXECD_LINE_ENDINGS, EXECD_LOG_FILE, EXECD_ENVS (file with variables for commands),
+Environment: EXECD_ACCESS_TOKEN, EXECD_LINE_ENDINGS, EXECD_ENVS (file with variables for commands),
+EXECD_LOG_FILE, OPENSANDBOX_LOG_OUTPUT (where the log goes: stdout, stderr, files),
 EXECD_COMMAND_RETENTION, EXECD_COMMAND_RETENTION_COUNT, EXECD_COMMAND_LOG_BYTES, EXECD_COMMAND_LOGS_BYTES
 ";
 
@@ -87,7 +89,7 @@ pub fn parse(
         listen: Listen::Port(EXECD_PORT),
         access_token: text("EXECD_ACCESS_TOKEN"),
         log_level: 6,
-        log_file: var("EXECD_LOG_FILE").filter(|path| !path.is_empty()).map(PathBuf::from),
+        log: log::places(&var).unwrap_or_else(|| vec!["stdout".into()]),
         line_endings: text("EXECD_LINE_ENDINGS").map_or(Ok(LineEndings::Keep), |text| line_endings(&text))?,
         retention,
     };

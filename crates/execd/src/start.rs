@@ -1,7 +1,6 @@
 //! From `main` to a running daemon.
 
 use std::ffi::{OsStr, OsString};
-use std::fs::File;
 use std::io::{self, Write as _};
 use std::os::fd::{FromRawFd, OwnedFd};
 use std::process::ExitCode;
@@ -58,8 +57,7 @@ pub(crate) fn prepare_process() -> io::Result<()> {
 
 fn run_plain(plain: Plain) -> io::Result<()> {
     prepare_process()?;
-    let stdout = rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stdout(), 3)?;
-    log::install(log::level(plain.log_level), plain.log_file.as_deref(), File::from(stdout))?;
+    log::install(log::level(plain.log_level), log::open(&plain.log)?);
     let listener = match &plain.listen {
         Listen::Port(port) => listen::tcp(*port).map(Listener::Tcp),
         Listen::Socket(path) => listen::unix(path).map(Listener::Unix),

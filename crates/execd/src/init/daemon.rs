@@ -178,8 +178,7 @@ fn run(
 ) -> io::Result<()> {
     rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
     let stop = start::signal_descriptor(&[libc::SIGTERM])?;
-    let stderr = rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stderr(), 3)?;
-    log::install(log::level(4), None, stderr.into())?;
+    log::install(log::level(4), log::open(&["stderr".into()])?);
     let mut runtime = None;
     let is_successor = order.is_some();
     let order = match (order, orders) {
@@ -196,6 +195,13 @@ fn run(
     let variable =
         |name: &str| order.env.iter().rfind(|(known, _)| known == name).map(|(_, value)| value.into());
     let (retention, mistakes) = Retention::from_variables(variable);
+    // Who names a place for the log wants more of it than the engine does.
+    if let Some(places) = log::places(variable) {
+        match log::open(&places) {
+            Ok(out) => log::install(log::level(6), out),
+            Err(error) => tracing::warn!(%error, "the log goes where it went"),
+        }
+    }
     for mistake in mistakes {
         tracing::warn!(mistake, "a variable of the sandbox's environment has no effect");
     }
