@@ -7,6 +7,7 @@ use osb_protocol::boot::{LineEndings, UsageFds};
 use crate::account_cache::AccountCache;
 use crate::binding::{Binding, Current};
 use crate::command::registry::Registry;
+use crate::telemetry::Telemetry;
 use crate::{pty, session, usage};
 
 /// Handle on the daemon's state. Cloning costs one reference count.
@@ -42,6 +43,8 @@ pub struct Shared {
     pub sessions: session::registry::Registry,
     /// The terminals.
     pub terminals: pty::registry::Registry,
+    /// What is counted for a collector, where there is one.
+    pub telemetry: Option<Box<Telemetry>>,
 }
 
 impl Default for Shared {
@@ -56,6 +59,7 @@ impl Default for Shared {
             commands: Registry::default(),
             sessions: session::registry::Registry::default(),
             terminals: pty::registry::Registry::default(),
+            telemetry: None,
         }
     }
 }

@@ -1,7 +1,8 @@
 //! CPU and memory of the sandbox's work: `/metrics` and `/metrics/watch`.
 //!
 //! The figures come from the cgroup whose statistics files the engine hands over, else from the cgroup file system
-//! of a container, else from `/proc`. Nothing is measured while nobody asks: CPU use is the difference of two
+//! of a container (both versions), else from `/proc`. Page cache is not counted as used: the kernel gives it up when
+//! the work needs the memory. Nothing is measured while nobody asks: CPU use is the difference of two
 //! readings, the second one at the time of the answer.
 
 use std::os::fd::BorrowedFd;
@@ -70,34 +71,48 @@ struct Sample {
     used: u64,
 }
 
+impl Sample {
+    fn now(limits: &Limits) -> Self {
+        Self { at: Instant::now(), used: cpu_used(limits, CGROUP) }
+    }
+}
+
 /// Remembers the last reading.
 #[derive(Debug, Default)]
-struct Meter {
+pub(crate) struct Meter {
     last: Mutex<Option<Sample>>,
 }
 
 impl Meter {
+    /// CPU use in percent since the last call (0 at the first), and bytes of memory in use.
+    pub(crate) fn since_last(&self, limits: &Limits) -> (f64, u64) {
+        let now = Sample::now(limits);
+        let last = self.last.lock().unwrap_or_else(PoisonError::into_inner).replace(now);
+        let used = last.map_or(0.0, |last| percent(last, now, cores(limits, CGROUP)));
+        (used, memory_used(limits, CGROUP))
+    }
+
     /// Measures now. Waits a moment when there is no recent reading to compare with.
     async fn measure(&self, app: &App) -> Metrics {
         let limits = &app.limits;
-        let now = Sample { at: Instant::now(), used: cpu_used(limits) };
+        let now = Sample::now(limits);
         let last = *self.last.lock().unwrap_or_else(PoisonError::into_inner);
         let age = last.map(|last| now.at.duration_since(last.at));
         let (from, to) = match (last, age) {
             (Some(last), Some(age)) if (SHORTEST..=LONGEST).contains(&age) => (last, now),
             _ => {
                 tokio::time::sleep(SHORTEST).await;
-                (now, Sample { at: Instant::now(), used: cpu_used(limits) })
+                (now, Sample::now(limits))
             }
         };
         *self.last.lock().unwrap_or_else(PoisonError::into_inner) = Some(to);
-        let cores = cores(limits);
-        let total = memory_total(limits);
+        let cores = cores(limits, CGROUP);
+        let total = memory_total(limits, CGROUP);
         Metrics {
             cpu_count: whole(cores),
             cpu_used_pct: percent(from, to, cores),
             mem_total_mib: total as f64 / MIB,
-            mem_used_mib: memory_used(limits).min(total) as f64 / MIB,
+            mem_used_mib: memory_used(limits, CGROUP).min(total) as f64 / MIB,
             timestamp: SystemTime::now()
                 .duration_since(UNIX_EPOCH)
                 .map_or(0, |since| i64::try_from(since.as_millis()).unwrap_or(i64::MAX)),
@@ -121,12 +136,25 @@ fn percent(from: Sample, to: Sample, cores: f64) -> f64 {
     (used / elapsed / cores * 100.0).clamp(0.0, 100.0)
 }
 
+/// Where a container finds its own cgroup.
+const CGROUP: &str = "/sys/fs/cgroup";
+
+/// A file of the container's cgroup.
+fn cgroup(root: &str, name: &str) -> Option<String> {
+    read(&format!("{root}/{name}"))
+}
+
 /// Cores the work may use.
-fn cores(limits: &Limits) -> f64 {
+fn cores(limits: &Limits, root: &str) -> f64 {
     let online = std::thread::available_parallelism().map_or(1.0, |count| count.get() as f64);
+    let first = || {
+        let number = |name| cgroup(root, name)?.trim().parse::<f64>().ok();
+        let (quota, period) = (number("cpu/cpu.cfs_quota_us")?, number("cpu/cpu.cfs_period_us")?);
+        (quota > 0.0 && period > 0.0).then(|| quota / period)
+    };
     let quota = match limits.cpu_millis {
         Some(millis) => Some(millis as f64 / 1000.0),
-        None => read("/sys/fs/cgroup/cpu.max").as_deref().and_then(parse_quota),
+        None => cgroup(root, "cpu.max").as_deref().and_then(parse_quota).or_else(first),
     };
     quota.filter(|quota| *quota > 0.0).map_or(online, |quota| quota.min(online))
 }
@@ -139,14 +167,18 @@ fn parse_quota(text: &str) -> Option<f64> {
 }
 
 /// CPU time of the work in nanoseconds.
-fn cpu_used(limits: &Limits) -> u64 {
+fn cpu_used(limits: &Limits, root: &str) -> u64 {
     let usage = &limits.usage;
-    let cpuacct = || read_fd(usage.cpuacct_usage?)?.trim().parse().ok();
+    let number = |text: String| text.trim().parse().ok();
     let cpu_stat = |text: String| keyed(&text, "usage_usec").map(|micros| micros.saturating_mul(1000));
-    cpuacct()
+    usage
+        .cpuacct_usage
+        .and_then(read_fd)
+        .and_then(number)
         .or_else(|| cpu_stat(read_fd(usage.cpu_stat?)?))
         // The root of a host's cgroups has this file too and it counts the whole host: as right as /proc.
-        .or_else(|| cpu_stat(read("/sys/fs/cgroup/cpu.stat")?))
+        .or_else(|| cpu_stat(cgroup(root, "cpu.stat")?))
+        .or_else(|| number(cgroup(root, "cpuacct/cpuacct.usage")?))
         .or_else(|| read("/proc/stat").as_deref().and_then(parse_proc_stat))
         .unwrap_or(0)
 }
@@ -172,36 +204,40 @@ fn parse_proc_stat(text: &str) -> Option<u64> {
     Some(busy.saturating_mul(1_000_000_000 / per_second))
 }
 
-fn memory_total(limits: &Limits) -> u64 {
+fn memory_total(limits: &Limits, root: &str) -> u64 {
     let machine = read("/proc/meminfo").as_deref().and_then(|text| meminfo(text, "MemTotal:"));
-    let limit = limits.memory_bytes.or_else(|| read("/sys/fs/cgroup/memory.max")?.trim().parse().ok());
+    let number = |name| cgroup(root, name)?.trim().parse().ok();
+    let limit = limits
+        .memory_bytes
+        .or_else(|| number("memory.max"))
+        // No limit is a number beyond all machines here.
+        .or_else(|| number("memory/memory.limit_in_bytes"));
     match (limit, machine) {
         (Some(limit), Some(machine)) => limit.min(machine),
         (limit, machine) => limit.or(machine).unwrap_or(0),
     }
 }
 
-fn memory_used(limits: &Limits) -> u64 {
+fn memory_used(limits: &Limits, root: &str) -> u64 {
     let usage = &limits.usage;
-    let handed_over = || {
-        let current: u64 = read_fd(usage.memory_current?)?.trim().parse().ok()?;
-        let stat = usage.memory_stat.and_then(read_fd).unwrap_or_default();
-        Some(current.saturating_sub(droppable(&stat)))
+    let used = |current: String, stat: Option<String>| {
+        let current: u64 = current.trim().parse().ok()?;
+        Some(current.saturating_sub(droppable(&stat.unwrap_or_default())))
     };
-    let container = || {
-        let current: u64 = read("/sys/fs/cgroup/memory.current")?.trim().parse().ok()?;
-        Some(current.saturating_sub(droppable(&read("/sys/fs/cgroup/memory.stat").unwrap_or_default())))
-    };
+    let handed_over = || used(read_fd(usage.memory_current?)?, usage.memory_stat.and_then(read_fd));
+    let second = || used(cgroup(root, "memory.current")?, cgroup(root, "memory.stat"));
+    let first = || used(cgroup(root, "memory/memory.usage_in_bytes")?, cgroup(root, "memory/memory.stat"));
     let machine = || {
         let text = read("/proc/meminfo")?;
         Some(meminfo(&text, "MemTotal:")?.saturating_sub(meminfo(&text, "MemAvailable:")?))
     };
-    handed_over().or_else(container).or_else(machine).unwrap_or(0)
+    handed_over().or_else(second).or_else(first).or_else(machine).unwrap_or(0)
 }
 
-/// Page cache that the kernel gives up first.
+/// Page cache of files, which can be read again. What has been read twice is `active`, and no less droppable.
 fn droppable(stat: &str) -> u64 {
-    keyed(stat, "total_inactive_file").or_else(|| keyed(stat, "inactive_file")).unwrap_or(0)
+    let either = |first, second| keyed(stat, first).or_else(|| keyed(stat, second)).unwrap_or(0);
+    either("total_inactive_file", "inactive_file") + either("total_active_file", "active_file")
 }
 
 /// The number after `key` on its line.
@@ -256,8 +292,9 @@ mod tests {
             file
         };
         let current = file("104857600\n");
-        let v1_stat = file("inactive_file 1\ntotal_inactive_file 4194304\n");
-        let v2_stat = file("anon 5\ninactive_file 1048576\n");
+        let v1_stat =
+            file("inactive_file 1\nactive_file 2\ntotal_inactive_file 4194304\ntotal_active_file 1048576\n");
+        let v2_stat = file("anon 5\ninactive_file 1048576\nactive_file 2097152\n");
         let mut cpuacct = file("5000000\n");
         let cpu_stat = file("usage_usec 1234\nuser_usec 1000\n");
         let mut limits = Limits {
@@ -271,17 +308,65 @@ mod tests {
             },
             ..Limits::default()
         };
-        assert_eq!(cpu_used(&limits), 5_000_000);
-        assert_eq!(memory_used(&limits), 96 << 20);
-        assert_eq!(memory_total(&limits), 512 << 20);
+        assert_eq!(cpu_used(&limits, CGROUP), 5_000_000);
+        assert_eq!(memory_used(&limits, CGROUP), 95 << 20);
+        assert_eq!(memory_total(&limits, CGROUP), 512 << 20);
         cpuacct.rewind().unwrap();
         cpuacct.write_all(b"6000000\n").unwrap();
-        assert_eq!(cpu_used(&limits), 6_000_000, "read again from the start");
+        assert_eq!(cpu_used(&limits, CGROUP), 6_000_000, "read again from the start");
         limits.usage.cpuacct_usage = None;
         limits.usage.cpu_stat = Some(cpu_stat.as_raw_fd());
         limits.usage.memory_stat = Some(v2_stat.as_raw_fd());
-        assert_eq!(cpu_used(&limits), 1_234_000);
-        assert_eq!(memory_used(&limits), 99 << 20);
+        assert_eq!(cpu_used(&limits, CGROUP), 1_234_000);
+        assert_eq!(memory_used(&limits, CGROUP), 97 << 20);
+    }
+
+    /// A container's view of its cgroup, with these files.
+    fn container(files: &[(&str, &str)]) -> tempfile::TempDir {
+        let root = tempfile::tempdir().unwrap();
+        for (name, text) in files {
+            let path = root.path().join(name);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, text).unwrap();
+        }
+        root
+    }
+
+    #[test]
+    fn a_container_of_either_version_is_measured_with_and_without_limits() {
+        let machine = memory_total(&Limits::default(), "/no/such");
+        let online = cores(&Limits::default(), "/no/such");
+        let second = |cpu: &str, memory: &str| {
+            container(&[
+                ("cpu.max", cpu),
+                ("cpu.stat", "usage_usec 7\n"),
+                ("memory.max", memory),
+                ("memory.current", "5000000\n"),
+                ("memory.stat", "inactive_file 1000000\nactive_file 500000\n"),
+            ])
+        };
+        let first = |quota: &str, memory: &str| {
+            container(&[
+                ("cpu/cpu.cfs_quota_us", quota),
+                ("cpu/cpu.cfs_period_us", "100000\n"),
+                ("cpuacct/cpuacct.usage", "7000\n"),
+                ("memory/memory.limit_in_bytes", memory),
+                ("memory/memory.usage_in_bytes", "5000000\n"),
+                ("memory/memory.stat", "total_inactive_file 1000000\ntotal_active_file 500000\n"),
+            ])
+        };
+        for (root, cpus, total) in [
+            (second("50000 100000\n", "9000000\n"), 0.5, 9_000_000),
+            (second("max 100000\n", "max\n"), online, machine),
+            (first("50000\n", "9000000\n"), 0.5, 9_000_000),
+            (first("-1\n", "9223372036854771712\n"), online, machine),
+        ] {
+            let (root, none) = (root.path().to_str().unwrap(), Limits::default());
+            assert!((cores(&none, root) - cpus).abs() < 1e-9);
+            assert_eq!(memory_total(&none, root), total);
+            assert_eq!(memory_used(&none, root), 3_500_000);
+            assert_eq!(cpu_used(&none, root), 7000);
+        }
     }
 
     #[test]
@@ -306,8 +391,8 @@ mod tests {
             parse_proc_stat("cpu  10 1 4 1000 50 2 3 9 0 0\ncpu0 1\n"),
             Some(20 * 1_000_000_000 / ticks)
         );
-        assert!(cpu_used(&Limits::default()) > 0);
-        assert!(memory_used(&Limits::default()) > 0);
-        assert!(memory_total(&Limits::default()) > memory_used(&Limits::default()));
+        assert!(cpu_used(&Limits::default(), CGROUP) > 0);
+        assert!(memory_used(&Limits::default(), CGROUP) > 0);
+        assert!(memory_total(&Limits::default(), CGROUP) > memory_used(&Limits::default(), CGROUP));
     }
 }

@@ -25,7 +25,7 @@ use tower::Service as _;
 use crate::account_cache::AccountCache;
 use crate::app::{App, Shared};
 use crate::process::watch;
-use crate::{command, files, http, metrics, proxy, pty, session};
+use crate::{command, files, http, metrics, observe, proxy, pty, session};
 
 /// How long open requests may take to end after a stop was asked for.
 const DRAIN: Duration = Duration::from_secs(5);
@@ -38,7 +38,7 @@ const THREAD_KEEP_ALIVE: Duration = Duration::from_secs(2);
 
 /// All routes behind the access check.
 pub fn router(app: App) -> Router {
-    Router::new()
+    let router = Router::new()
         .route("/ping", get(|| async { http::done() }))
         .merge(command::router())
         .merge(session::router())
@@ -48,8 +48,12 @@ pub fn router(app: App) -> Router {
         .merge(proxy::router())
         .fallback(http::not_found)
         .method_not_allowed_fallback(http::not_found)
-        .layer(from_fn_with_state(app.clone(), http::require_token))
-        .with_state(app)
+        .layer(from_fn_with_state(app.clone(), http::require_token));
+    let router = match observe::is_wanted(&app) {
+        true => router.layer(from_fn_with_state(app.clone(), observe::observe)),
+        false => router,
+    };
+    router.with_state(app)
 }
 
 /// A listening socket.
@@ -76,7 +80,8 @@ impl AsFd for Listener {
 /// # Errors
 /// The runtime cannot be built or the listeners cannot be watched.
 pub fn run(app: App, listeners: Vec<Listener>, stop: OwnedFd) -> io::Result<()> {
-    if stopped_before_contact(&listeners, &stop)? {
+    // A collector hears of a sandbox that nobody talks to as well.
+    if app.telemetry.is_none() && stopped_before_contact(&listeners, &stop)? {
         return Ok(());
     }
     run_on(build()?, app, listeners, stop)
@@ -164,6 +169,15 @@ async fn serve(app: App, listeners: Vec<Listener>, stop: OwnedFd) -> io::Result<
             }
         }
     }
+    let (exports, farewell) = (TaskTracker::new(), CancellationToken::new());
+    if app.telemetry.is_some() {
+        let (app, farewell) = (app.clone(), farewell.clone());
+        exports.spawn(async move {
+            if let Some(telemetry) = &app.telemetry {
+                telemetry.run(&app, farewell).await;
+            }
+        });
+    }
     let _ = stop.readable().await?;
     all.ending.cancel();
     all.connections.close();
@@ -171,6 +185,9 @@ async fn serve(app: App, listeners: Vec<Listener>, stop: OwnedFd) -> io::Result<
     let _ = tokio::time::timeout(DRAIN, all.connections.wait()).await;
     let _ = tokio::time::timeout(DRAIN, app.sessions.close_all()).await;
     let _ = tokio::time::timeout(DRAIN, app.terminals.close_all()).await;
+    farewell.cancel();
+    exports.close();
+    exports.wait().await;
     Ok(())
 }
 

@@ -14,7 +14,7 @@ use crate::command::registry::Registry;
 use crate::command::{run, spool};
 use crate::process::inherited;
 use crate::serve::{self, Listener};
-use crate::{init, listen, log};
+use crate::{init, listen, log, telemetry};
 
 /// Variables that are the daemon's own business: what it starts must not see them.
 const PRIVATE: [&str; 5] =
@@ -69,6 +69,7 @@ fn run_plain(plain: Plain) -> io::Result<()> {
         cwd: std::env::current_dir().unwrap_or_else(|_| "/".into()),
         line_endings: plain.line_endings,
         commands: Registry::new(plain.retention),
+        telemetry: telemetry::of_variables(|name| std::env::var_os(name)),
         ..Shared::default()
     });
     let stop = signal_descriptor(&[libc::SIGTERM, libc::SIGINT])?;

@@ -567,11 +567,49 @@ fn status_tells_the_whole_story() {
 
 #[test]
 fn the_log_holds_no_secrets() {
-    let daemon = Daemon::with(&["--log-level", "9"], &[]);
-    daemon.run("export TOKEN=s3cr3t; curl -H 'Authorization: Bearer s3cr3t' http://user:pw0rd@h/");
-    daemon.call("POST", "/command", Some(Value::from("s3cr3t")));
-    let log = std::fs::read_to_string(daemon.dir.path().join("log")).unwrap();
-    assert!(!log.is_empty() && !log.contains("s3cr3t") && !log.contains("pw0rd"), "{log}");
+    let daemon = Daemon::with(&["--log-level", "9", "--access-token", "s3cr3t-token"], &[]);
+    let mut client = daemon.connect();
+    let token = ("x-execd-access-token", "s3cr3t-token");
+    let mut send = |method: &str, path: &str, body: Value| {
+        let more = [token, ("authorization", "Bearer s3cr3t"), ("cookie", "s3cr3t")];
+        let head = client.request(method, path, &more, body.to_string().as_bytes());
+        client.body(&head)
+    };
+    let command =
+        "export TOKEN=s3cr3t; echo -H 'Authorization: Bearer s3cr3t' http://user:s3cr3t@h/ --api-key s3cr3t";
+    send("POST", "/command", json!({ "command": command, "envs": { "A": "s3cr3t" } }));
+    send("POST", "/command", json!({ "argv": ["echo", "--password", "s3cr3t x", "SECRET=s3cr3t x"] }));
+    send("POST", "/command", json!({ "argv": ["/no/such/http://u:s3cr3t@h"] }));
+    send("POST", "/command", Value::from("s3cr3t"));
+    send("GET", "/files/info?path=/no/such&token=s3cr3t", Value::Null);
+    send("GET", "/proxy/1/x?access_token=s3cr3t&a=Bearer+s3cr3t", Value::Null);
+    send("GET", "/proxy/1/http://x:s3cr3t@h", Value::Null);
+    send("POST", "/session", Value::Null);
+    let mut wrong = daemon.connect();
+    let head = wrong.request("GET", "/metrics", &[("x-execd-access-token", "s3cr3t-token!")], b"");
+    assert_eq!(head.status, 401);
+    wrong.body(&head);
+    let log = || std::fs::read_to_string(daemon.dir.path().join("log")).unwrap();
+    common::eventually("the last request is noted", || log().contains("\"/metrics\""));
+    assert!(!log().contains("s3cr3t"), "{}", log());
+    let lines: Vec<Value> = log().lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    for line in &lines {
+        for name in ["level", "ts", "logger", "msg"] {
+            assert!(line[name].is_string(), "{line}");
+        }
+    }
+    let requests: Vec<_> = lines.iter().filter(|line| line["msg"] == "request").collect();
+    assert_eq!(requests.len(), 9, "one line per request: {requests:#?}");
+    assert!(requests.iter().any(|line| {
+        line["method"] == "GET"
+            && line["url"] == "/files/info?path=/no/such&token=****"
+            && line["status"] == 404
+    }));
+    let shown: Vec<_> = lines.iter().filter_map(|line| line["command"].as_str()).collect();
+    assert!(
+        shown[0].starts_with("export TOKEN=**** echo") && shown[1].contains(r#""--password","****""#),
+        "{shown:?}"
+    );
 }
 
 #[test]

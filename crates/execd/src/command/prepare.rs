@@ -14,6 +14,7 @@ use crate::accounts::{Accounts, Identity};
 use crate::app::App;
 use crate::files::path::{Requested, Surroundings};
 use crate::http::ApiError;
+use crate::log::redact;
 use crate::process::spawn::Program;
 
 /// Longest argument that Linux passes on to a program, without the NUL byte at its end.
@@ -21,6 +22,9 @@ const LONGEST_ARGUMENT: usize = (128 << 10) - 1;
 
 /// Where programs are looked for when the environment does not say.
 pub const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+
+/// Of a command line the log shows no more.
+const LONGEST_SHOWN: usize = 2048;
 
 /// A request that keeps the rules which need no look at the system.
 #[derive(Debug)]
@@ -96,6 +100,26 @@ impl Checked {
             What::Shell(command) => command.clone(),
             // A list of strings always has a JSON form.
             What::Argv(argv) => serde_json::to_string(argv).unwrap_or_default(),
+        }
+    }
+
+    /// What the log shows: the same without secrets, and no more of it than a line bears.
+    #[must_use]
+    pub fn shown(&self) -> String {
+        match &self.what {
+            What::Shell(command) => {
+                redact::text(&command[..command.floor_char_boundary(LONGEST_SHOWN)]).into_owned()
+            }
+            What::Argv(argv) => {
+                let mut room = LONGEST_SHOWN;
+                let fits = argv.iter().take_while(|word| {
+                    let fits = room > 0;
+                    room = room.saturating_sub(word.len() + 3);
+                    fits
+                });
+                let cut = |word: &String| word[..word.floor_char_boundary(LONGEST_SHOWN)].to_owned();
+                redact::argv(&fits.map(cut).collect::<Vec<_>>())
+            }
         }
     }
 

@@ -27,6 +27,7 @@ use crate::process::spawn::{self, Program, SpawnError, Stdio};
 use crate::process::{tree, watch};
 use crate::stream::event::{self, Source};
 use crate::stream::feed::{self, Reader, Writer};
+use crate::telemetry::{self, Timed};
 
 /// Signs of life.
 pub(crate) const PING: Duration = Duration::from_secs(3);
@@ -58,6 +59,7 @@ pub async fn start(app: App, request: Checked) -> Result<Reader, ApiError> {
         let spool = background.then(|| app.commands.spool(temp_dir(&app)));
         let command = Arc::new(Command::new(id, request.content(), spool));
         let timeout = request.timeout;
+        let shown = tracing::enabled!(tracing::Level::INFO).then(|| request.shown());
         // Directories and programs may lie on a file system that does not answer, and the clone takes its time.
         let (app_there, tag) = (app.clone(), command.tag);
         tokio::task::spawn_blocking(move || match request.prepare(&app_there, tag) {
@@ -75,6 +77,9 @@ pub async fn start(app: App, request: Checked) -> Result<Reader, ApiError> {
             Err(_) => return drop(answer.send(Err(ApiError::runtime("the start was broken off")))),
         }
         app.commands.insert(Arc::clone(&command));
+        if let Some(shown) = shown {
+            tracing::info!(id = command.id, command = shown, background, "command");
+        }
         let (writer, reader) = feed::feed();
         writer.push(|out| {
             event::push_init(out, &command.id);
@@ -147,7 +152,7 @@ impl Run {
             Some(Ok(started)) => started,
             None => return self.give_up_start(receiver).await,
             Some(Err(message)) => {
-                self.app.commands.ended(&self.command, End::failed(NOT_STARTED, message.clone()));
+                self.ended(End::failed(NOT_STARTED, message.clone()));
                 return self.fail(message.clone(), vec![message]);
             }
         };
@@ -184,7 +189,7 @@ impl Run {
     async fn give_up_start(self, started: oneshot::Receiver<Result<Started, SpawnError>>) {
         let message = "the time limit has passed while the program was still being loaded".to_owned();
         let exit = Exit::Signal(libc::SIGKILL);
-        self.app.commands.ended(&self.command, End::failed(exit.code(), message.clone()));
+        self.ended(End::failed(exit.code(), message.clone()));
         self.fail(exit.code().to_string(), vec![message]);
         let tag = self.command.tag;
         drop(self);
@@ -267,8 +272,18 @@ impl Run {
         }
         let failure = Some(traceback).filter(|_| exit != Exit::Code(0));
         let error = failure.as_ref().map(|traceback| traceback.join("; "));
-        self.app.commands.ended(&self.command, End { exit_code: exit.code(), error, consumed });
+        self.ended(End { exit_code: exit.code(), error, consumed });
         failure
+    }
+
+    /// Makes the end known.
+    fn ended(&self, end: End) {
+        if let Some(telemetry) = &self.app.telemetry {
+            let success = telemetry::result(end.exit_code == 0);
+            let attributes = vec![("operation", "run_command".to_owned()), success];
+            telemetry.record(&self.app.binding.get(), Timed::Execution, attributes, self.began.elapsed());
+        }
+        self.app.commands.ended(&self.command, end);
     }
 
     fn fail(&self, evalue: String, traceback: Vec<String>) {
@@ -283,7 +298,7 @@ impl Run {
         let _ = blocking(move || tree::kill(tag)).await;
         let _ = exit::reap(pidfd);
         let exit_code = Exit::Signal(libc::SIGKILL).code();
-        self.app.commands.ended(&self.command, End::failed(exit_code, message.clone()));
+        self.ended(End::failed(exit_code, message.clone()));
         self.fail("137".to_owned(), vec![message]);
     }
 

@@ -16,7 +16,7 @@ use crate::command::registry::Registry;
 use crate::command::retention::Retention;
 use crate::command::{run as command, spool};
 use crate::serve::{self, Listener};
-use crate::{log, start};
+use crate::{log, start, telemetry};
 
 /// A daemon that lives this long has not died of its start.
 const SETTLED: Duration = Duration::from_secs(10);
@@ -205,6 +205,7 @@ fn run(
     for mistake in mistakes {
         tracing::warn!(mistake, "a variable of the sandbox's environment has no effect");
     }
+    let telemetry = telemetry::of_variables(variable);
     let env = order.env.into_iter().map(|(name, value)| (name.into(), value.into()));
     let env = env.filter(|(name, _): &(std::ffi::OsString, _)| !start::is_private(name)).collect();
     let app = App::new(Shared {
@@ -220,6 +221,7 @@ fn run(
         },
         accounts,
         commands: Registry::new(retention),
+        telemetry,
         ..Shared::default()
     });
     if is_successor {

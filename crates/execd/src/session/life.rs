@@ -32,6 +32,7 @@ use crate::process::exit::Exit;
 use crate::process::tree::{self, Marks};
 use crate::stream::event::{self, Source};
 use crate::stream::feed::{Reader, Writer};
+use crate::telemetry::{self, Timed};
 
 /// Runs that may wait in one session.
 const MOST_WAITING: usize = 64;
@@ -395,6 +396,10 @@ impl Life {
                  and directory as they were before this run"
                     .to_owned(),
             );
+        }
+        if let Some(telemetry) = &self.app.telemetry {
+            let attributes = vec![("operation", "run_in_session".to_owned()), telemetry::result(code == 0)];
+            telemetry.record(&self.app.binding.get(), Timed::Execution, attributes, began.elapsed());
         }
         if code == 0 {
             job.writer.push(|out| event::push_complete(out, began.elapsed()));
