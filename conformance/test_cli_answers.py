@@ -19,6 +19,10 @@ from drivers.cli import CliDriver
 OSB = os.environ.get("OSB_BIN", str(ROOT / "dist" / "osb"))
 #: Members that only we show, and those that only the official program does; each with the reason.
 MORE = {
+    "usage": "what an ended command has used",
+    "cpu_user_us": "CPU time of an ended command",
+    "cpu_system_us": "CPU time of an ended command",
+    "peak_memory_bytes": "memory of an ended command",
     "profile": "profiles are ours",
     "path": "`file replace` tells how often, and where",
     "replaced_count": "`file replace` tells how often, and where",

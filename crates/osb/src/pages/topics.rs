@@ -29,7 +29,7 @@ macro_rules! topic {
 }
 
 /// In the order in which somebody new would read them.
-pub(super) static TOPICS: [Topic; 10] = [
+pub(super) static TOPICS: [Topic; 11] = [
     topic!("install", "what a machine needs, installing, updating, removing"),
     topic!("quickstart", "the first sandbox, from the terminal and by an SDK"),
     topic!("images", "where images come from, and how they are kept"),
@@ -38,6 +38,7 @@ pub(super) static TOPICS: [Topic; 10] = [
     topic!("errors", "every error code: what it means and what to do"),
     topic!("environment", "what a program finds inside a sandbox"),
     topic!("isolation", "what keeps sandboxes apart, and what does not"),
+    topic!("observability", "output kept, usage, metrics, OpenTelemetry and the log of sandboxes"),
     topic!("configuration", "every setting of the server"),
     topic!("numbers", "how fast it is, and how that was measured"),
 ];
