@@ -12,7 +12,7 @@ use serde_json::json;
 fn start(daemon: &Daemon, command: &str) -> String {
     let began = Instant::now();
     let run = daemon.post(json!({ "command": command, "background": true }));
-    assert!(began.elapsed() < Duration::from_secs(2));
+    assert!(began.elapsed() < Duration::from_secs(20));
     run.check();
     assert_eq!(run.last()["type"], "execution_complete");
     assert!(run.texts("stdout").is_empty());
@@ -32,8 +32,10 @@ fn the_stream_ends_at_once_and_the_command_goes_on() {
     let daemon = Daemon::start();
     daemon.run("true");
     let before = daemon.descriptors();
-    let id = start(&daemon, "echo begin; sleep 0.3; echo end; exit 6");
+    let gate = daemon.gate("gate");
+    let id = start(&daemon, &format!("echo begin; {}; echo end; exit 6", gate.wait()));
     assert_eq!(daemon.status(&id)["running"], true);
+    gate.open();
     let status = daemon.wait_ended(&id);
     assert_eq!(status["exit_code"], 6);
     assert_eq!(logs(&daemon, &id, "0").body, b"begin\nend\n");
@@ -133,10 +135,10 @@ fn nothing_is_left_in_the_temporary_directory() {
 #[test]
 fn limits_interrupts_and_failures_are_recorded() {
     let daemon = Daemon::start();
-    let run = daemon.post(json!({ "command": "echo x; sleep 71", "background": true, "timeout": 200 }));
+    let run = daemon.post(json!({ "command": "echo x; sleep 71", "background": true, "timeout": 1000 }));
     let status = daemon.wait_ended(run.id());
     assert_eq!(status["exit_code"], 137);
-    assert!(status["error"].as_str().unwrap().contains("200 ms"));
+    assert!(status["error"].as_str().unwrap().contains("1000 ms"));
     assert_eq!(logs(&daemon, run.id(), "0").body, b"x\n");
 
     let id = start(&daemon, "sleep 72");

@@ -280,7 +280,7 @@ fn what_only_keeps_the_sandbox_alive_is_no_process() {
             sandbox.signal_init(signal);
             let (status, ended) = sandbox.wait();
             assert_eq!((status.code(), ended.exit_code, ended.signal), (Some(code), code, Some(signal)));
-            assert!(began.elapsed() < Duration::from_secs(3));
+            assert!(began.elapsed() < Duration::from_secs(9), "nobody had to be killed");
         }
         // What it needs is missed all the same, and so is another program.
         let lost = boot_with(&idle, |order| order.user = Some("nobody-here".to_owned()));
@@ -302,7 +302,7 @@ fn signals_reach_the_entrypoint() {
         let began = Instant::now();
         sandbox.signal_init(libc::SIGTERM);
         let (status, ended) = sandbox.wait();
-        assert!(began.elapsed() < Duration::from_secs(3));
+        assert!(began.elapsed() < Duration::from_secs(9), "nobody had to be killed");
         assert_eq!((status.code(), ended.exit_code), (Some(3), 3));
         // The shell may say of its own accord that `sleep` was terminated.
         assert!(sandbox.log().ends_with("bye\n"), "{}", sandbox.log());
@@ -317,7 +317,7 @@ fn what_ignores_a_stop_is_killed() {
         let began = Instant::now();
         sandbox.signal_init(libc::SIGTERM);
         let (status, ended) = sandbox.wait();
-        assert!((9..13).contains(&began.elapsed().as_secs()), "{:?}", began.elapsed());
+        assert!((9..40).contains(&began.elapsed().as_secs()), "{:?}", began.elapsed());
         assert_eq!((status.code(), ended.signal), (Some(137), Some(9)));
     });
 }
@@ -407,7 +407,7 @@ fn an_out_of_memory_kill_is_told() {
         let mut file = File::options().write(true).open(oom).unwrap();
         file.rewind().unwrap();
         file.write_all(b"low 0\noom_kill 3\n").unwrap();
-        sandbox.run("pkill -CONT -f 'kill -STOP'");
+        sandbox.run("until pgrep -r T -f 'kill -STOP'; do sleep 0.01; done; pkill -CONT -f 'kill -STOP'");
         let last = stream.rest().pop().unwrap();
         assert_eq!(last["error"]["evalue"], "137");
         assert!(last["error"]["traceback"][1].as_str().unwrap().contains("out of memory"), "{id} {last}");
@@ -431,10 +431,13 @@ fn idle_processes_wake_for_nothing() {
         };
         sandbox.run("true");
         UnixStream::connect(sandbox.dir.path().join("socket")).unwrap();
-        std::thread::sleep(Duration::from_secs(3));
-        let before = (switches(sandbox.init()), switches(daemon));
-        std::thread::sleep(Duration::from_secs(1));
-        assert_eq!((switches(sandbox.init()), switches(daemon)), before);
+        // What the request has left to do is done at some time; then nothing more comes.
+        let quiet = (0..10).any(|_| {
+            let before = (switches(sandbox.init()), switches(daemon));
+            std::thread::sleep(Duration::from_secs(3));
+            (switches(sandbox.init()), switches(daemon)) == before
+        });
+        assert!(quiet, "{:?}", (switches(sandbox.init()), switches(daemon)));
     });
 }
 
@@ -464,8 +467,12 @@ fn a_rehearsal_leaves_nothing_behind() {
             standby.rehearse();
         }
         eventually("the rehearsal", || threads() > 1);
-        let mut sandbox = standby.order(&order(&["sh", "-c", "echo out; sleep 1; exit 7"]));
-        assert_eq!(sandbox.run("ps --no-headers -eo comm").stdout(), "execd\nexecd\nsh\nsleep\nps\n");
+        let fifo = standby.dir.path().join("fifo");
+        rustix::fs::mkfifoat(rustix::fs::CWD, &fifo, rustix::fs::Mode::RWXU).unwrap();
+        let script = format!("echo out; read x <{}; exit 7", fifo.display());
+        let mut sandbox = standby.order(&order(&["sh", "-c", &script]));
+        assert_eq!(sandbox.run("ps --no-headers -eo comm").stdout(), "execd\nexecd\nsh\nps\n");
+        std::fs::write(fifo, "\n").unwrap();
         let (status, _) = sandbox.wait();
         assert_eq!((status.code(), sandbox.log().as_str()), (Some(7), "out\n"));
     });

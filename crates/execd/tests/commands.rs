@@ -42,12 +42,12 @@ fn a_long_line_loses_nothing() {
 #[test]
 fn carriage_returns_are_sent_at_once() {
     let daemon = Daemon::start();
-    let mut stream =
-        daemon.stream(json!({ "command": "printf '10%%\\r20%%\\r'; sleep 1; printf 'done\\n'" }));
-    let began = Instant::now();
+    let gate = daemon.gate("gate");
+    let mut stream = daemon
+        .stream(json!({ "command": format!("printf '10%%\\r20%%\\r'; {}; printf 'done\\n'", gate.wait()) }));
     assert_eq!(stream.until("stdout")["text"], "10%\r");
     assert_eq!(stream.until("stdout")["text"], "20%\r");
-    assert!(began.elapsed() < Duration::from_millis(500));
+    gate.open();
     assert_eq!(stream.until("stdout")["text"], "done\n");
 }
 
@@ -65,15 +65,15 @@ fn line_ends_are_kept_or_stripped() {
 fn a_line_is_an_event_within_milliseconds() {
     let daemon = Daemon::start();
     let mut stream = daemon.stream(
-        json!({ "command": "while read x; do :; done; for i in 1 2 3; do date +%s%N; sleep 0.05; done" }),
+        json!({ "command": "while read x; do :; done; for i in $(seq 20); do date +%s%N; sleep 0.05; done" }),
     );
     let mut late = Vec::new();
     for event in stream.rest().iter().filter(|event| event["type"] == "stdout") {
         let written: i64 = event["text"].as_str().unwrap().trim().parse::<i64>().unwrap() / 1_000_000;
         late.push(event["timestamp"].as_i64().unwrap() - written);
     }
-    assert_eq!(late.len(), 3);
-    // `date` prints before it ends; on a busy machine one of three may be late.
+    assert_eq!(late.len(), 20);
+    // `date` prints before it ends; on a busy machine most may be late.
     assert!(late.iter().min().unwrap() <= &5, "{late:?}");
 }
 
@@ -91,12 +91,20 @@ fn bytes_that_are_not_utf8_are_replaced_one_by_one() {
 #[test]
 fn both_outputs_are_told_apart_in_arrival_order() {
     let daemon = Daemon::start();
-    let run = daemon.run("echo a; sleep 0.03; echo b >&2; sleep 0.03; echo c");
-    let order: Vec<(&str, &str)> = run.events[2..run.events.len() - 1]
-        .iter()
-        .map(|event| (event["type"].as_str().unwrap(), event["text"].as_str().unwrap()))
-        .collect();
-    assert_eq!(order, [("stdout", "a\n"), ("stderr", "b\n"), ("stdout", "c\n")]);
+    let (first, second) = (daemon.gate("first"), daemon.gate("second"));
+    let command = format!("echo a; {}; echo b >&2; {}; echo c", first.wait(), second.wait());
+    let mut stream = daemon.stream(json!({ "command": command }));
+    let mut next = || loop {
+        let (_, event) = stream.next_event().unwrap();
+        if event["type"] != "init" && event["type"] != "ping" {
+            break (event["type"].clone(), event["text"].clone());
+        }
+    };
+    assert_eq!(next(), (json!("stdout"), json!("a\n")));
+    first.open();
+    assert_eq!(next(), (json!("stderr"), json!("b\n")));
+    second.open();
+    assert_eq!(next(), (json!("stdout"), json!("c\n")));
 }
 
 #[test]
@@ -225,7 +233,7 @@ fn a_run_ends_with_its_process_not_with_its_pipes() {
         let began = Instant::now();
         let run = daemon.run(command);
         assert_eq!(run.check().exit_code(), 0, "{command}");
-        assert!(began.elapsed() < Duration::from_secs(2), "{command}: {:?}", began.elapsed());
+        assert!(began.elapsed() < Duration::from_secs(20), "{command}: {:?}", began.elapsed());
         eventually(command, || is_alive("sleep 31"));
         let next = daemon.run("echo next; pkill -f '^sleep 31'");
         assert_eq!(next.stdout(), "next\n", "{command}");
@@ -248,8 +256,13 @@ fn a_survivor_neither_dies_of_its_pipe_nor_blocks_on_it() {
 #[test]
 fn output_that_trails_the_end_shortly_is_delivered() {
     let daemon = Daemon::start();
-    let run = daemon.run("(sleep 0.02; echo late) & echo early");
-    assert_eq!(run.stdout(), "early\nlate\n");
+    // How long is waited for such output is a matter of taste, and a busy machine may be late.
+    let late = (0..20).any(|_| {
+        let run = daemon.run("(sleep 0.02; echo late) & echo early");
+        assert!(["early\n", "early\nlate\n"].contains(&run.check().stdout().as_str()), "{run:?}");
+        run.stdout() == "early\nlate\n"
+    });
+    assert!(late, "nothing that came later was delivered");
     let endless = daemon.run("yes & echo first");
     assert_eq!(endless.check().exit_code(), 0);
     daemon.run("pkill -f '^yes$'");
@@ -260,12 +273,12 @@ fn a_time_limit_kills_the_whole_tree_and_delivers_what_there_was() {
     let daemon = Daemon::start();
     let command = "echo start; sleep 41 & setsid sleep 42 & (setsid sleep 43 &); sleep 44 | cat; echo never";
     let began = Instant::now();
-    let run = daemon.post(json!({ "command": command, "timeout": 400 }));
-    assert!((400..3000).contains(&began.elapsed().as_millis()), "{:?}", began.elapsed());
+    let run = daemon.post(json!({ "command": command, "timeout": 1000 }));
+    assert!((1000..20_000).contains(&began.elapsed().as_millis()), "{:?}", began.elapsed());
     assert_eq!(run.check().stdout(), "start\n");
     assert_eq!(run.exit_code(), 137);
     let traceback = run.last()["error"]["traceback"].to_string();
-    assert!(traceback.contains("signal: killed") && traceback.contains("400 ms"), "{traceback}");
+    assert!(traceback.contains("signal: killed") && traceback.contains("1000 ms"), "{traceback}");
     for seconds in 41..45 {
         assert!(!is_alive(&format!("sleep {seconds}")), "{seconds}");
     }
@@ -275,10 +288,13 @@ fn a_time_limit_kills_the_whole_tree_and_delivers_what_there_was() {
 #[test]
 fn partial_output_survives_a_time_limit() {
     let daemon = Daemon::start();
-    let run =
-        daemon.post(json!({ "command": "for i in $(seq 100); do echo $i; sleep .1; done", "timeout": 1050 }));
+    let command = "for i in $(seq 100); do echo $i; echo $i >said; sleep .1; done";
+    let run = daemon.post(json!({ "command": command, "timeout": 1050 }));
+    let said = std::fs::read_to_string(daemon.dir.path().join("said")).unwrap();
+    let said = said.trim().parse().unwrap_or(0);
     let lines = run.texts("stdout").len();
-    assert!((6..=11).contains(&lines), "{lines}");
+    // The end may have come between the two.
+    assert!((1..=11).contains(&lines) && (said..=said + 1).contains(&lines), "{lines} of {said}");
     assert_eq!(run.exit_code(), 137);
 }
 
@@ -292,7 +308,7 @@ fn an_interrupt_lets_a_command_end_by_itself() {
     stream.until("stdout");
     let began = Instant::now();
     assert_eq!(daemon.call("DELETE", &format!("/command?id={id}"), None).head.status, 200);
-    assert!(began.elapsed() < Duration::from_secs(2));
+    assert!(began.elapsed() < Duration::from_secs(3), "nobody had to be killed");
     let rest = stream.rest();
     assert!(rest.iter().any(|event| event["text"] == "bye\n"), "{rest:?}");
     assert_eq!(rest.last().unwrap()["error"]["evalue"], "7");
@@ -309,7 +325,7 @@ fn an_interrupt_ends_what_ignores_it() {
     stream.until("stdout");
     let began = Instant::now();
     assert_eq!(daemon.call("DELETE", &format!("/command?id={id}"), None).head.status, 200);
-    assert!((2900..6000).contains(&began.elapsed().as_millis()), "{:?}", began.elapsed());
+    assert!((2900..30_000).contains(&began.elapsed().as_millis()), "{:?}", began.elapsed());
     assert_eq!(stream.rest().last().unwrap()["error"]["evalue"], "137");
     assert!(!is_alive("sleep 53") && !is_alive("sleep 54"));
 }
@@ -413,8 +429,9 @@ fn pings_come_first_and_every_three_seconds() {
     let pings: Vec<usize> = (0..run.events.len()).filter(|&at| run.events[at]["type"] == "ping").collect();
     assert_eq!(pings, [1, 2]);
     assert_eq!(run.events[1]["text"], "pong");
-    let pause = run.times[2] - run.times[1];
-    assert!((2800..3600).contains(&pause.as_millis()), "{pause:?}");
+    let sent = |at: usize| run.events[at]["timestamp"].as_i64().unwrap();
+    let pause = sent(2) - sent(1);
+    assert!((2500..4500).contains(&pause), "{pause}");
     assert!(run.last()["execution_time"].as_u64().unwrap() >= 4000);
 }
 

@@ -594,7 +594,10 @@ fn two_hundred_identities_at_once_do_not_mix() {
         }
         scope.spawn(|| {
             for _ in 0..50 {
-                assert!(workers(&site.daemon).len() <= 32);
+                // Between the two looks all of these were there.
+                let (first, second) = (workers(&site.daemon), workers(&site.daemon));
+                let both = first.iter().filter(|(pid, _)| second.iter().any(|(other, _)| other == pid));
+                assert!(both.count() <= 32, "{first:?} {second:?}");
                 std::thread::sleep(Duration::from_millis(10));
             }
         });
@@ -610,14 +613,14 @@ fn workers_are_used_again_and_replaced_when_they_die() {
     let alice = site.by(ALICE);
     alice.put("mine/f", "x").ok();
     // Given back once the answer was read, which the client may see a little earlier.
-    let mut seen = std::collections::BTreeSet::new();
-    for _ in 0..20 {
-        std::thread::sleep(Duration::from_millis(5));
+    let mut reused = 0;
+    eventually("ten requests without a new process", || {
+        let before = workers(&site.daemon);
         alice.get("/files/download", "mine/f").ok();
-        seen.extend(workers(&site.daemon).into_iter().map(|(pid, _)| pid));
-    }
-    // One, unless the machine stood still for longer than they wait.
-    assert!(seen.len() <= 3, "{seen:?}");
+        let after = workers(&site.daemon);
+        reused += usize::from(!after.is_empty() && after.iter().all(|worker| before.contains(worker)));
+        reused == 10
+    });
     for _ in 0..5 {
         for (pid, _) in workers(&site.daemon) {
             rustix::process::kill_process(

@@ -153,6 +153,14 @@ async fn upload_targets_of_other_kinds() {
     }
 }
 
+async fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
+    let end = Instant::now() + Duration::from_secs(15);
+    while !holds() {
+        assert!(Instant::now() < end, "never came: {what}");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
 /// Sends the beginning of an upload and closes the connection.
 async fn break_off(files: &Files, name: &str, announced: usize, sent: usize) {
     let body = form(&[metadata(files.path(name)), Part::File(&vec![b'n'; announced])]);
@@ -177,11 +185,14 @@ async fn a_broken_upload_leaves_the_old_file_and_nothing_else() {
     {
         break_off(&files, name, announced, sent).await;
     }
-    tokio::time::sleep(Duration::from_millis(100)).await;
+    let left = || {
+        let names = std::fs::read_dir(files.dir.path()).unwrap().map(|entry| entry.unwrap().file_name());
+        let mut names: Vec<_> = names.collect();
+        names.sort();
+        names
+    };
+    eventually("the end of what was begun", || left() == ["f", "home"]).await;
     assert!(std::fs::read(files.path("f")).unwrap() == b"old");
-    let names: Vec<_> =
-        std::fs::read_dir(files.dir.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
-    assert_eq!(names.len(), 2, "{names:?}");
 }
 
 #[tokio::test]
@@ -194,9 +205,8 @@ async fn aborted_uploads_leak_no_descriptors() {
     for _ in 0..100 {
         break_off(&files, "f", 1 << 20, 700_000).await;
     }
-    tokio::time::sleep(Duration::from_millis(200)).await;
     // Other tests of this program run at the same time.
-    assert!(open() < before + 60, "{} before, {} after", before, open());
+    eventually("closed descriptors", || open() < before + 60).await;
 }
 
 #[tokio::test]
@@ -212,7 +222,7 @@ async fn a_thousand_small_files_in_one_call() {
     let started = Instant::now();
     files.upload_as(body).await.ok();
     eprintln!("1,000 files of 4 KiB: {:?}", started.elapsed());
-    assert!(started.elapsed() < Duration::from_secs(5));
+    assert!(started.elapsed() < Duration::from_secs(20));
     assert_eq!(std::fs::read_dir(files.path("many")).unwrap().count(), 1000);
     assert!((0..1000).all(|n| std::fs::read(files.path(&format!("many/{n}"))).unwrap() == content));
 }

@@ -148,7 +148,7 @@ fn a_run_cannot_harm_the_next_one() {
     ] {
         let began = Instant::now();
         let (first, code) = session.run(command);
-        assert!(began.elapsed() < Duration::from_secs(8), "{command} took {:?}", began.elapsed());
+        assert!(began.elapsed() < Duration::from_secs(30), "{command} took {:?}", began.elapsed());
         let (out, status) = session.run("echo \"<$keep>\" 2>&1; (exit 5)");
         // A trace of the shell is output like any other.
         let out = out
@@ -216,7 +216,7 @@ fn background_jobs_hold_nobody_up_and_write_to_nobody_else() {
     ] {
         let began = Instant::now();
         session.run(command);
-        assert!(began.elapsed() < Duration::from_secs(1), "{command}");
+        assert!(began.elapsed() < Duration::from_secs(20), "{command}");
     }
     session.out("(while :; do echo noise; sleep 0.01; done) &");
     for _ in 0..20 {
@@ -245,7 +245,7 @@ fn long_commands_run_as_they_are() {
         let began = Instant::now();
         let (out, code) = session.run(&command);
         assert_eq!((out, code), (expected, 0), "{length}");
-        assert!(began.elapsed() < Duration::from_secs(3), "{length}: {:?}", began.elapsed());
+        assert!(began.elapsed() < Duration::from_secs(20), "{length}: {:?}", began.elapsed());
     }
     let big = format!("x='{}'; echo ${{#x}}", "y".repeat(1 << 20));
     assert_eq!(session.out(&big), "1048576\n");
@@ -353,15 +353,15 @@ fn time_limits_kill_the_run_and_spare_the_session() {
         "echo before; exec sleep 987012",
     ] {
         let began = Instant::now();
-        let run = session.post(json!({"command": command, "timeout": 300}));
-        assert!(began.elapsed() > Duration::from_millis(290) && began.elapsed() < Duration::from_secs(3));
+        let run = session.post(json!({"command": command, "timeout": 1000}));
+        assert!((990..30_000).contains(&began.elapsed().as_millis()), "{:?}", began.elapsed());
         assert_eq!((run.stdout().as_str(), run.exit_code()), ("before\n", 137));
-        assert!(run.last()["error"]["traceback"].to_string().contains("time limit of 300 ms"));
+        assert!(run.last()["error"]["traceback"].to_string().contains("time limit of 1000 ms"));
         assert_eq!(processes("sleep 987012"), 0, "{command}");
         assert_eq!(session.out("echo $A"), "1\n");
     }
     // What an earlier run has left in the background is not this run's.
-    assert_eq!(processes("sleep 987011"), 1);
+    common::eventually("the job", || processes("sleep 987011") == 1);
     session.delete();
     gone("sleep 987011");
 }
@@ -378,7 +378,7 @@ fn an_interrupt_ends_what_runs_and_the_session_stays() {
         stream.until("stdout");
         let began = Instant::now();
         assert_eq!(interrupt(), 200);
-        assert!(began.elapsed() < Duration::from_secs(5), "{command}");
+        assert!(began.elapsed() < Duration::from_secs(30), "{command}");
         let last = stream.rest().pop().unwrap();
         // bash may miss the signal when it comes just before a fork, and is killed then.
         if last["error"]["evalue"] == "143" {
@@ -389,7 +389,7 @@ fn an_interrupt_ends_what_runs_and_the_session_stays() {
         }
         assert_eq!(processes("sleep 987022"), 0);
     }
-    assert_eq!(processes("sleep 987021"), 1);
+    common::eventually("the job", || processes("sleep 987021") == 1);
     let mut stubborn = session.stream(json!({"command": "trap '' TERM; echo up; while :; do :; done"}));
     stubborn.until("stdout");
     assert_eq!(interrupt(), 200);
@@ -401,13 +401,14 @@ fn an_interrupt_ends_what_runs_and_the_session_stays() {
 fn runs_of_one_session_take_turns() {
     let host = Host::start();
     let session = host.open();
-    let mut first = session.stream(json!({"command": "n=1; sleep 0.5; echo A$n"}));
-    first.until("init");
-    std::thread::sleep(Duration::from_millis(50));
+    let gate = host.daemon.gate("gate");
+    let mut first = session.stream(json!({"command": format!("n=1; {}; echo A$n", gate.wait())}));
+    first.until("ping");
     let mut second = session.stream(json!({"command": "n=$((n+1)); sleep 0.1; echo B$n"}));
     second.until("ping");
     let mut third = session.stream(json!({"command": "cd /no/such/place", "cwd": "/no/such"}));
     third.until("ping");
+    gate.open();
     let texts = |events: Vec<serde_json::Value>| {
         events
             .iter()
@@ -471,7 +472,7 @@ fn sessions_are_bounded_and_leave_nothing() {
     for session in &sessions {
         session.out("sleep 987041 & (setsid sleep 987041 &); :");
     }
-    assert_eq!(processes("sleep 987041"), 128);
+    common::eventually("all jobs", || processes("sleep 987041") == 128);
     for session in &sessions {
         assert_eq!(session.delete(), 200);
     }

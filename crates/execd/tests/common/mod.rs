@@ -71,6 +71,11 @@ impl Daemon {
         Client::connect(self.socket())
     }
 
+    /// Something a shell command waits for until the test says so.
+    pub fn gate(&self, name: &str) -> Gate {
+        Gate { file: self.dir.path().join(name) }
+    }
+
     /// Runs a shell command to its end.
     pub fn run(&self, command: &str) -> Run {
         self.post(json!({ "command": command }))
@@ -122,6 +127,22 @@ impl Drop for Daemon {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
+    }
+}
+
+/// Holds a program up until the test has seen what comes before.
+pub struct Gate {
+    file: PathBuf,
+}
+
+impl Gate {
+    /// Words of a shell that wait.
+    pub fn wait(&self) -> String {
+        format!("until [ -e {} ]; do sleep 0.02; done", self.file.display())
+    }
+
+    pub fn open(&self) {
+        std::fs::write(&self.file, "").unwrap();
     }
 }
 
