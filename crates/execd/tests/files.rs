@@ -107,6 +107,15 @@ async fn odd_names_survive_upload_and_download() {
             files.daemon.get(&format!("/files/info?{query}")).await.ok().json()[&path]["size"],
             name.len()
         );
+        let json = json!({ &path: { "old": &name, "new": "new" } });
+        let answer = files.daemon.post("/files/replace?verbose=true", json).await.ok();
+        assert_eq!(answer.json()[&path]["replacedCount"], 1, "{name:?}");
+        files.daemon.post("/files/permissions", json!({ &path: { "mode": 600 } })).await.ok();
+        let info = files.daemon.get(&format!("/files/info?{query}")).await.ok().json();
+        assert_eq!(info[&path]["mode"], 600);
+        let moved = format!("{path}.moved");
+        files.daemon.post("/files/mv", json!([{ "src": &path, "dest": &moved }])).await.ok();
+        files.daemon.post("/files/mv", json!([{ "src": &moved, "dest": &path }])).await.ok();
         files.daemon.delete(&format!("/files?{query}")).await.ok();
         files.daemon.get(&format!("/files/download?{query}")).await.refused(404, "FILE_NOT_FOUND");
     }

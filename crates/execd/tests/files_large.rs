@@ -81,4 +81,39 @@ async fn large_files_pass_through_little_memory() {
     daemon.post("/files/replace", json).await.ok();
     speed("replace without a match", started.elapsed());
     assert!(peak() < before + 48);
+
+    // A match in each piece, some of them over the borders of what is read at a time.
+    let text: Vec<u8> = (0..PIECE).map(|n| b'a' + (n % 23) as u8).collect();
+    {
+        use std::io::Write as _;
+        let mut file = std::fs::File::create(&path).unwrap();
+        for number in 0..PIECES {
+            file.write_all(&text[..PIECE - 7 - number % 5]).unwrap();
+            file.write_all(b"<<here>>").unwrap();
+        }
+    }
+    let size = path.metadata().unwrap().len();
+    let started = Instant::now();
+    let json = serde_json::json!({ path.to_str().unwrap(): { "old": "<<here>>", "new": "[[there now]]" } });
+    let answer = daemon.post("/files/replace?verbose=true", json).await.ok();
+    speed("replace", started.elapsed());
+    assert_eq!(answer.json()[path.to_str().unwrap()]["replacedCount"], PIECES);
+    assert_eq!(path.metadata().unwrap().len(), size + 5 * PIECES as u64);
+    assert!(peak() < before + 48, "{before} MiB before, {} MiB after", peak());
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1, "nothing half done is left");
+
+    // One line of 256 MiB.
+    let answer = daemon
+        .open(
+            daemon.request(Method::GET, &format!("/files/download?path={}&limit=1", encode(&path))),
+            Body::empty(),
+        )
+        .await;
+    let mut body = answer.into_body();
+    let mut length = 0;
+    while let Some(frame) = body.frame().await {
+        length += frame.unwrap().into_data().unwrap().len() as u64;
+    }
+    assert_eq!(length, size + 5 * PIECES as u64);
+    assert!(peak() < before + 48, "{before} MiB before, {} MiB after", peak());
 }
