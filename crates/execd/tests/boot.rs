@@ -415,6 +415,54 @@ fn an_out_of_memory_kill_is_told() {
 }
 
 #[test]
+fn the_sandboxes_environment_has_log_metrics_and_bounds() {
+    as_root(|| {
+        let collector = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let logs = tempfile::tempdir().unwrap();
+        let path = logs.path().join("execd.log");
+        let settings = [
+            ("EXECD_LOG_FILE", path.to_str().unwrap().to_owned()),
+            ("OTEL_EXPORTER_OTLP_ENDPOINT", format!("http://{}", collector.local_addr().unwrap())),
+            ("OTEL_METRIC_EXPORT_INTERVAL", "100".to_owned()),
+            ("EXECD_COMMAND_RETENTION_COUNT", "1".to_owned()),
+            ("EXECD_COMMAND_LOG_BYTES", "much".to_owned()),
+        ];
+        let sandbox = boot_with(&["sleep", "1000"], |order| {
+            order.env.extend(settings.map(|(name, value)| (name.to_owned(), value)));
+        });
+        // It exports before anybody has talked to it.
+        let mut head = [0; 64];
+        std::io::Read::read_exact(&mut collector.accept().unwrap().0, &mut head).unwrap();
+        assert!(head.starts_with(b"POST /v1/metrics HTTP/1.1\r\n"));
+        let first = sandbox.run("export TOKEN=s3cret; true").id().to_owned();
+        sandbox.run("true");
+        let mut client = sandbox.connect();
+        let head = client.request("GET", &format!("/command/status/{first}"), &[], b"");
+        assert_eq!(head.status, 404, "one ended command is kept");
+        let log = || std::fs::read_to_string(&path).unwrap();
+        eventually("the requests are noted", || log().contains("/command/status/"));
+        assert!(log().contains("TOKEN=****") && !log().contains("s3cret"), "{}", log());
+        assert!(log().contains("EXECD_COMMAND_LOG_BYTES"), "{}", log());
+    });
+}
+
+#[test]
+fn a_daemon_that_is_started_again_removes_what_its_predecessor_left() {
+    as_root(|| {
+        let temporary = tempfile::tempdir().unwrap();
+        let sandbox = boot_with(&["sleep", "1000"], |order| {
+            order.env.push(("TMPDIR".to_owned(), temporary.path().to_str().unwrap().to_owned()));
+        });
+        let left = temporary.path().join(format!(".execd-{}", "0".repeat(32)));
+        std::fs::write(&left, "output").unwrap();
+        sandbox.run("true");
+        assert!(left.exists());
+        kill(sandbox.first_daemon(), libc::SIGKILL);
+        eventually("it is removed", || !left.exists());
+    });
+}
+
+#[test]
 fn idle_processes_wake_for_nothing() {
     as_root(|| {
         let standby = standby();

@@ -88,8 +88,9 @@ async fn background_commands_have_status_logs_and_an_end() {
         tokio::time::sleep(Duration::from_millis(20)).await;
     };
     assert_eq!((status.exit_code, status.finished_at.is_some()), (Some(5), true));
+    assert!(status.usage.unwrap().peak_memory_bytes > 100_000);
     let all = sandbox.command_logs(&id, None).await.unwrap();
-    assert_eq!((&all.content[..], all.cursor), (&b"one\ntwo\n"[..], Some(8)));
+    assert_eq!((&all.content[..], all.cursor, all.dropped), (&b"one\ntwo\n"[..], Some(8), 0));
     let rest = sandbox.command_logs(&id, Some(4)).await.unwrap();
     assert_eq!((&rest.content[..], rest.cursor), (&b"two\n"[..], Some(8)));
 

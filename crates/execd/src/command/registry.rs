@@ -17,6 +17,8 @@ use crate::process::tree;
 
 /// How much text of ended commands is kept.
 const MOST_TEXT: usize = 8 << 20;
+/// How many files ended commands may hold open with their output.
+const MOST_FILES: u64 = 512;
 /// Sweeps come no closer than this.
 const SWEEP: Duration = Duration::from_secs(60);
 
@@ -197,12 +199,14 @@ impl Registry {
     /// Keeps all outputs together within their bound: first the commands that ended longest ago lose theirs, then
     /// the largest of those that run loses its oldest part. May wait for a disk.
     pub fn make_room(&self) {
-        if self.stock.total() <= self.retention.logs_bytes {
+        let is_too_much =
+            || self.stock.total() > self.retention.logs_bytes || self.stock.files() > MOST_FILES;
+        if !is_too_much() {
             return;
         }
         let state = lock(&self.state);
         for spool in state.ended.iter().filter_map(|(_, command)| command.spool.as_ref()) {
-            if self.stock.total() <= self.retention.logs_bytes {
+            if !is_too_much() {
                 return;
             }
             spool.close();
@@ -288,6 +292,16 @@ mod tests {
             assert_eq!(snapshot.start + snapshot.length, 400_000, "offsets stay");
             assert!(snapshot.length >= 150_000, "the largest gives, not the first: {}", snapshot.length);
         }
+    }
+
+    #[test]
+    fn ended_commands_hold_few_files() {
+        let registry = Registry::default();
+        for _ in 0..700 {
+            let ended = with_output(&registry, 70_000);
+            registry.ended(&ended, success());
+        }
+        assert!(registry.stock.files() <= MOST_FILES, "{}", registry.stock.files());
     }
 
     #[tokio::test]

@@ -33,6 +33,7 @@ const FALLBACK_TOTAL: u64 = 24 << 20;
 pub struct Stock {
     memory: AtomicU64,
     disk: AtomicU64,
+    files: AtomicU64,
 }
 
 impl Stock {
@@ -40,6 +41,12 @@ impl Stock {
     #[must_use]
     pub fn total(&self) -> u64 {
         self.memory() + self.disk.load(Ordering::Relaxed)
+    }
+
+    /// Files that are held open.
+    #[must_use]
+    pub fn files(&self) -> u64 {
+        self.files.load(Ordering::Relaxed)
     }
 
     fn memory(&self) -> u64 {
@@ -63,8 +70,16 @@ struct State {
     /// Offset behind the newest byte.
     end: u64,
     store: Store,
-    /// What the stock has been told that this takes, in memory and on disk.
-    counted: (u64, u64),
+    /// What the stock has been told that this takes.
+    counted: Takes,
+}
+
+/// What a store takes of what all share.
+#[derive(Debug, Clone, Copy, Default)]
+struct Takes {
+    memory: u64,
+    disk: u64,
+    files: u64,
 }
 
 #[derive(Debug)]
@@ -88,13 +103,16 @@ struct Segment {
 }
 
 impl Store {
-    /// Bytes taken in memory and on disk.
-    fn takes(&self) -> (u64, u64) {
+    fn takes(&self) -> Takes {
         match self {
-            Self::Memory(bytes) => (bytes.len() as u64, 0),
-            Self::Files(segments) => (0, segments.iter().map(|segment| segment.length).sum()),
-            Self::Ring(_, most) => (*most, 0),
-            Self::Closed => (0, 0),
+            Self::Memory(bytes) => Takes { memory: bytes.len() as u64, ..Takes::default() },
+            Self::Files(segments) => Takes {
+                memory: 0,
+                disk: segments.iter().map(|segment| segment.length).sum(),
+                files: segments.len() as u64,
+            },
+            Self::Ring(_, most) => Takes { memory: *most, ..Takes::default() },
+            Self::Closed => Takes::default(),
         }
     }
 }
@@ -103,7 +121,7 @@ impl Spool {
     /// An empty store of at most `file_limit` bytes, whose files will be in `directory`.
     #[must_use]
     pub fn new(directory: PathBuf, file_limit: u64, stock: Arc<Stock>) -> Self {
-        let state = State { start: 0, end: 0, store: Store::Memory(Vec::new()), counted: (0, 0) };
+        let state = State { start: 0, end: 0, store: Store::Memory(Vec::new()), counted: Takes::default() };
         Self { directory, file_limit, stock, state: Mutex::new(state) }
     }
 
@@ -117,8 +135,13 @@ impl Spool {
         let takes = state.store.takes();
         let counted = std::mem::replace(&mut state.counted, takes);
         // Wraps as it should when less is taken than before.
-        self.stock.memory.fetch_add(takes.0.wrapping_sub(counted.0), Ordering::Relaxed);
-        self.stock.disk.fetch_add(takes.1.wrapping_sub(counted.1), Ordering::Relaxed);
+        for (all, now, before) in [
+            (&self.stock.memory, takes.memory, counted.memory),
+            (&self.stock.disk, takes.disk, counted.disk),
+            (&self.stock.files, takes.files, counted.files),
+        ] {
+            all.fetch_add(now.wrapping_sub(before), Ordering::Relaxed);
+        }
     }
 
     fn fits_memory(&self, memory: &[u8], more: usize) -> bool {
@@ -138,7 +161,7 @@ impl Spool {
     /// Bytes in its files.
     #[must_use]
     pub fn on_disk(&self) -> u64 {
-        self.lock().counted.1
+        self.lock().counted.disk
     }
 
     /// Appends; never fails, the oldest bytes go when there is no room.
@@ -444,7 +467,7 @@ mod tests {
                 assert_eq!(spool.snapshot(0).length, 60_000);
             }
             drop(spools);
-            assert_eq!((stock.memory(), stock.total()), (0, 0));
+            assert_eq!((stock.memory(), stock.total(), stock.files()), (0, 0, 0));
         }
     }
 
