@@ -108,10 +108,52 @@ impl Conn {
         self.run(id, &serde_json::json!({ "argv": ["/bin/true"] })).await
     }
 
-    async fn run(&mut self, id: &str, body: &serde_json::Value) -> Result<()> {
-        let body = body.to_string();
+    /// Opens a shell session and gives its id.
+    pub(crate) async fn session(&mut self, id: &str) -> Result<String> {
         let (status, answer) =
-            self.call("POST", &format!("/v1/sandboxes/{id}/proxy/44772/command"), &body).await?;
+            self.call("POST", &format!("/v1/sandboxes/{id}/proxy/44772/session"), "{}").await?;
+        if status != StatusCode::OK {
+            bail!("session answered {status}: {}", String::from_utf8_lossy(&answer));
+        }
+        let answer: serde_json::Value = serde_json::from_slice(&answer)?;
+        Ok(answer["session_id"].as_str().context("session answered without an id")?.to_owned())
+    }
+
+    /// Runs shell text in a session to the end of its stream and checks that it succeeded.
+    pub(crate) async fn session_run(&mut self, id: &str, session: &str, command: &str) -> Result<()> {
+        let path = format!("/v1/sandboxes/{id}/proxy/44772/session/{session}/run");
+        self.run_at(&path, &serde_json::json!({ "command": command })).await
+    }
+
+    /// Starts shell text and gives its stream.
+    pub(crate) async fn command(&mut self, id: &str, command: &str) -> Result<Response<Incoming>> {
+        let body = serde_json::json!({ "command": command }).to_string();
+        let answer = self.send("POST", &format!("/v1/sandboxes/{id}/proxy/44772/command"), &body).await?;
+        if answer.status() != StatusCode::OK {
+            bail!("command answered {}", answer.status());
+        }
+        Ok(answer)
+    }
+
+    /// Runs shell text and gives what it has written to its standard output.
+    pub(crate) async fn output(&mut self, id: &str, command: &str) -> Result<String> {
+        let body = self.command(id, command).await?.into_body().collect().await?.to_bytes();
+        let mut text = String::new();
+        for event in body.split(|&byte| byte == b'\n').filter(|event| !event.is_empty()) {
+            let event: serde_json::Value = serde_json::from_slice(event)?;
+            if event["type"] == "stdout" {
+                text.push_str(event["text"].as_str().unwrap_or_default());
+            }
+        }
+        Ok(text)
+    }
+
+    async fn run(&mut self, id: &str, body: &serde_json::Value) -> Result<()> {
+        self.run_at(&format!("/v1/sandboxes/{id}/proxy/44772/command"), body).await
+    }
+
+    async fn run_at(&mut self, path: &str, body: &serde_json::Value) -> Result<()> {
+        let (status, answer) = self.call("POST", path, &body.to_string()).await?;
         if status != StatusCode::OK || !answer.windows(18).any(|window| window == b"execution_complete") {
             bail!("command answered {status}: {}", String::from_utf8_lossy(&answer));
         }
@@ -127,23 +169,47 @@ impl Conn {
         Ok(())
     }
 
+    /// Made now, so that no file holds it, this program included.
+    fn boundary(&self) -> String {
+        format!("{:x}-{:x}", std::process::id(), self.host.len())
+    }
+
     /// Uploads `chunks` × `chunk` as one file.
     pub(crate) async fn upload(&mut self, id: &str, path: &str, chunk: Bytes, chunks: usize) -> Result<()> {
-        // Made now, so that no file holds it, this program included.
-        let boundary = format!("{:x}-{:x}", std::process::id(), self.host.len());
-        let head = format!(
-            "--{boundary}\r\nContent-Disposition: form-data; name=\"metadata\"; filename=\"metadata\"\r\nContent-Type: application/json\r\n\r\n{{\"path\":\"{path}\",\"mode\":644}}\r\n--{boundary}\r\nContent-Disposition: form-data; name=\"file\"; filename=\"f\"\r\nContent-Type: application/octet-stream\r\n\r\n"
-        );
+        let boundary = self.boundary();
         let body = StreamBody::new(tokio_chunks::Repeat {
-            first: Some(Bytes::from(head)),
+            first: Some(Bytes::from(file_head(&boundary, path))),
             chunk,
             left: chunks,
             last: Some(Bytes::from(format!("\r\n--{boundary}--\r\n"))),
         });
+        self.post_files(id, &boundary, Either::Right(body)).await
+    }
+
+    /// Uploads `files` files with the same contents in one call.
+    pub(crate) async fn upload_many(
+        &mut self,
+        id: &str,
+        directory: &str,
+        contents: &[u8],
+        files: usize,
+    ) -> Result<()> {
+        let boundary = self.boundary();
+        let mut body = Vec::new();
+        for number in 0..files {
+            body.extend_from_slice(file_head(&boundary, &format!("{directory}/{number}")).as_bytes());
+            body.extend_from_slice(contents);
+            body.extend_from_slice(b"\r\n");
+        }
+        body.extend_from_slice(format!("--{boundary}--\r\n").as_bytes());
+        self.post_files(id, &boundary, Either::Left(Full::from(body))).await
+    }
+
+    async fn post_files(&mut self, id: &str, boundary: &str, body: Body) -> Result<()> {
         let request = self
             .request("POST", &format!("/v1/sandboxes/{id}/proxy/44772/files/upload"))
             .header("content-type", format!("multipart/form-data; boundary={boundary}"))
-            .body(Either::Right(body))?;
+            .body(body)?;
         self.sender.ready().await?;
         let answer = self.sender.send_request(request).await?;
         let status = answer.status();
@@ -171,4 +237,11 @@ impl Conn {
         }
         Ok(size)
     }
+}
+
+/// Everything before a file's bytes.
+fn file_head(boundary: &str, path: &str) -> String {
+    format!(
+        "--{boundary}\r\nContent-Disposition: form-data; name=\"metadata\"; filename=\"metadata\"\r\nContent-Type: application/json\r\n\r\n{{\"path\":\"{path}\",\"mode\":644}}\r\n--{boundary}\r\nContent-Disposition: form-data; name=\"file\"; filename=\"f\"\r\nContent-Type: application/octet-stream\r\n\r\n"
+    )
 }

@@ -134,3 +134,36 @@ impl Drop for Server {
         let _ = std::fs::remove_dir_all(&self.directory).context("removing the bench's directory");
     }
 }
+
+/// Host pids of a sandbox's two `execd` processes.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Execd {
+    /// PID 1 inside.
+    pub(crate) init: u32,
+    /// The one that serves.
+    pub(crate) daemon: u32,
+}
+
+impl Execd {
+    /// Finds them by the sandbox's PID namespace; others are prepared beside it.
+    pub(crate) async fn of(conn: &mut Conn, id: &str) -> Result<Self> {
+        let namespace = conn.output(id, "readlink /proc/self/ns/pid").await?;
+        let (mut init, mut daemon) = (None, None);
+        for entry in std::fs::read_dir("/proc")?.flatten() {
+            let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else {
+                continue;
+            };
+            let own = std::fs::read_link(entry.path().join("ns/pid")).unwrap_or_default();
+            let line = std::fs::read_to_string(entry.path().join("cmdline")).unwrap_or_default();
+            if own.as_os_str() != namespace.trim() || !line.contains("--boot-fd") {
+                continue;
+            }
+            let status = std::fs::read_to_string(entry.path().join("status"))?;
+            let inside = status.lines().find(|line| line.starts_with("NSpid:")).unwrap_or_default();
+            let place = if inside.ends_with("\t1") { &mut init } else { &mut daemon };
+            *place = Some(pid);
+        }
+        let (init, daemon) = init.zip(daemon).context("the sandbox's execd was not found")?;
+        Ok(Self { init, daemon })
+    }
+}

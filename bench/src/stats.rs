@@ -47,6 +47,10 @@ impl Samples {
         self.failures += 1;
     }
 
+    pub(crate) fn len(&self) -> usize {
+        self.values.len() + self.failures
+    }
+
     pub(crate) fn percentile(&self, p: f64) -> Option<f64> {
         let mut sorted = self.values.clone();
         sorted.sort_by(f64::total_cmp);
@@ -70,7 +74,7 @@ impl Samples {
         let line = Figure {
             figure: figure.to_owned(),
             unit,
-            n: self.values.len() + self.failures,
+            n: self.len(),
             p50: round(self.p50()),
             p90: round(self.percentile(0.9)),
             p99: round(self.percentile(0.99)),
@@ -108,6 +112,12 @@ pub(crate) fn mem_available_kib() -> f64 {
 /// Resident memory of a process in MiB, now (`VmRSS`) or at its peak (`VmHWM`).
 pub(crate) fn process_mib(pid: u32, field: &str) -> f64 {
     field_kib(&format!("/proc/{pid}/status"), field) / 1024.0
+}
+
+/// Memory of a process that it shares with nobody, in MiB.
+pub(crate) fn private_mib(pid: u32) -> f64 {
+    let path = format!("/proc/{pid}/smaps_rollup");
+    (field_kib(&path, "Private_Clean:") + field_kib(&path, "Private_Dirty:")) / 1024.0
 }
 
 fn field_kib(path: &str, field: &str) -> f64 {

@@ -16,7 +16,8 @@ pub(crate) async fn one_by_one() -> Result<()> {
     let id = conn.create(&server.image).await?;
     let mut samples = Samples::default();
     let mut bare = Samples::default();
-    let (mut direct, mut bare_direct) = (Samples::default(), Samples::default());
+    let (mut direct, mut bare_direct, mut by_text) =
+        (Samples::default(), Samples::default(), Samples::default());
     for round in 0..count(1000) + 20 {
         let began = Instant::now();
         let ran = conn.exec(&id, "true").await;
@@ -30,22 +31,21 @@ pub(crate) async fn one_by_one() -> Result<()> {
         let began = Instant::now();
         Command::new("/bin/true").status()?;
         let alone_direct = began.elapsed();
+        let began = Instant::now();
+        let ran_by_text = conn.exec(&id, "/bin/true").await;
+        let took_by_text = began.elapsed();
         if round < 20 {
             continue;
         }
-        match ran {
-            Ok(()) => samples.push_ms(took),
-            Err(_) => samples.fail(),
-        }
+        samples.push_or_fail(ran.map(|()| took));
         bare.push_ms(alone);
-        match ran_direct {
-            Ok(()) => direct.push_ms(took_direct),
-            Err(_) => direct.fail(),
-        }
+        direct.push_or_fail(ran_direct.map(|()| took_direct));
         bare_direct.push_ms(alone_direct);
+        by_text.push_or_fail(ran_by_text.map(|()| took_by_text));
     }
     conn.delete(&id).await?;
     samples.print("exec_true", "ms", Some(("bash -c true", bare.p50())));
+    by_text.print("exec_bin_true", "ms", Some(("/bin/true", bare_direct.p50())));
     direct.print("exec_true_argv", "ms", Some(("/bin/true", bare_direct.p50())));
     Ok(())
 }

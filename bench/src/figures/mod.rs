@@ -6,6 +6,8 @@ mod exec;
 mod growth;
 mod proxy;
 mod server;
+mod sessions;
+mod streams;
 mod transfer;
 mod unpack;
 
@@ -32,8 +34,13 @@ pub(crate) const ALL: &[Spec] = &[
     Spec { name: "idle", about: "memory per idle sandbox with 500 live" },
     Spec { name: "exec", about: "command `true` in an open sandbox; peer bare bash -c true" },
     Spec { name: "exec_16", about: "commands per second, 16 at once" },
+    Spec { name: "session", about: "command `true` in an open shell session" },
+    Spec { name: "line", about: "from a line's end to its event" },
+    Spec { name: "stdout", about: "1 GiB of output streamed, in short and in long lines, and peak memory" },
+    Spec { name: "pty_echo", about: "from a key to its echo on a terminal" },
     Spec { name: "delete", about: "delete call, and until everything is gone" },
     Spec { name: "transfer", about: "1 GiB up and down, and peak memory" },
+    Spec { name: "small_files", about: "1,000 files of 4 KiB in one upload call" },
     Spec {
         name: "unpack",
         about: "loading a gzip image, MB/s of compressed bytes; peers skopeo + umoci, docker load",
@@ -58,8 +65,13 @@ pub(crate) async fn run(spec: &Spec) -> Result<()> {
         "idle" => server::idle_sandboxes().await,
         "exec" => exec::one_by_one().await,
         "exec_16" => exec::sixteen().await,
+        "session" => sessions::one_by_one().await,
+        "line" => streams::line().await,
+        "stdout" => streams::one_gib().await,
+        "pty_echo" => streams::pty_echo().await,
         "delete" => create::delete().await,
         "transfer" => transfer::one_gib().await,
+        "small_files" => transfer::small_files().await,
         "unpack" => unpack::image_load(),
         "first_of_image" => cli::first_of_image().await,
         "cli" => cli::starts().await,

@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 
-use crate::server::{Options, Server};
-use crate::stats::{Samples, mem_available_kib, print_one, process_mib};
+use crate::server::{Execd, Options, Server};
+use crate::stats::{Samples, mem_available_kib, print_one, private_mib, process_mib};
 
 pub(crate) async fn ready_and_idle() -> Result<()> {
     let mut ready = Samples::default();
@@ -38,6 +38,10 @@ pub(crate) async fn idle_sandboxes() -> Result<()> {
     }
     tokio::time::sleep(Duration::from_secs(8)).await;
     let after = mem_available_kib();
+    let last = ids.last().context("no sandbox")?;
+    let execd = Execd::of(&mut conn, last).await?;
+    // The command that looked for them has made the daemon grow as any first command does.
+    print_one("execd_private_memory", "MiB", private_mib(execd.init) + private_mib(execd.daemon), None);
     #[allow(clippy::cast_precision_loss)]
     print_one("idle_sandbox_memory", "MiB", (before - after) / 1024.0 / LIVE as f64, None);
     print_one("server_resident_500_live", "MiB", process_mib(server.pid(), "VmRSS:"), None);
