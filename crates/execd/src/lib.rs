@@ -6,6 +6,7 @@ pub mod app;
 pub mod args;
 pub mod binding;
 pub mod command;
+mod file_key;
 pub mod files;
 pub mod http;
 pub mod init;

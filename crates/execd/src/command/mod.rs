@@ -1,5 +1,6 @@
 //! Commands: run one, ask about it, read its output, stop it.
 
+mod direct;
 pub mod envfile;
 pub(crate) mod output;
 pub mod pipe;

@@ -9,6 +9,7 @@ use std::time::Duration;
 use osb_protocol::execd::CommandRequest;
 use rustix::fs::{Access, AtFlags, CWD};
 
+use super::direct::Direct;
 use super::envfile;
 use crate::accounts::{Accounts, Identity};
 use crate::app::App;
@@ -43,6 +44,24 @@ pub struct Checked {
 enum What {
     Shell(String),
     Argv(Vec<String>),
+}
+
+/// How shell text is run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Way {
+    /// Without the shell where that shows nowhere.
+    Shortest,
+    /// By the shell.
+    Shell,
+}
+
+/// A request made ready.
+#[derive(Debug)]
+pub struct Prepared {
+    /// What to start.
+    pub program: Program,
+    /// It takes the place of a shell, which has to be asked when this cannot be started.
+    pub is_direct: bool,
 }
 
 impl Checked {
@@ -127,7 +146,7 @@ impl Checked {
     ///
     /// # Errors
     /// 400 when the working directory is none, 500 when the sandbox's own user is unknown.
-    pub fn prepare(&self, app: &App, tag: u64) -> Result<Program, ApiError> {
+    pub fn prepare(&self, app: &App, tag: u64, way: Way) -> Result<Prepared, ApiError> {
         let accounts = app.accounts.get();
         let identity = self.identity(app, &accounts)?;
         let mut env = Env::new(app, &self.envs, &accounts, identity.as_ref());
@@ -135,14 +154,23 @@ impl Checked {
         let cwd = self.directory(app, &env)?;
         env.0.insert("PWD".into(), cwd.clone().into_os_string());
 
+        let mut is_direct = false;
         let (candidates, argv) = match &self.what {
             What::Shell(command) => {
                 let (path, name) = shell(env.path());
-                (vec![path], script(name, command))
+                let direct = match way {
+                    Way::Shortest => Direct::find(&path, command, &cwd, &mut env),
+                    Way::Shell => None,
+                };
+                is_direct = direct.is_some();
+                direct.map_or_else(
+                    || (vec![path], script(name, command)),
+                    |found| (vec![found.path], found.argv),
+                )
             }
             What::Argv(argv) => (candidates(&argv[0], env.path()), argv.clone()),
         };
-        Ok(Program {
+        let program = Program {
             candidates: candidates
                 .into_iter()
                 .map(|path| c_string(path.into_os_string()))
@@ -152,7 +180,8 @@ impl Checked {
             cwd: c_string(cwd.into_os_string())?,
             identity,
             tag: Some(tag),
-        })
+        };
+        Ok(Prepared { program, is_direct })
     }
 
     fn identity(&self, app: &App, accounts: &Accounts) -> Result<Option<Identity>, ApiError> {

@@ -17,7 +17,7 @@ use tokio::time::{Instant, sleep_until};
 
 use super::output::{self, Output, QUIET, ended_counted};
 use super::pipe::{self, Found, Pipe};
-use super::prepare::Checked;
+use super::prepare::{Checked, Way};
 use super::registry::{Command, End};
 use super::stop::{Timer, blocking};
 use crate::app::App;
@@ -62,10 +62,14 @@ pub async fn start(app: App, request: Checked) -> Result<Reader, ApiError> {
         let shown = tracing::enabled!(tracing::Level::INFO).then(|| request.shown());
         // Directories and programs may lie on a file system that does not answer, and the clone takes its time.
         let (app_there, tag) = (app.clone(), command.tag);
-        tokio::task::spawn_blocking(move || match request.prepare(&app_there, tag) {
-            Ok(program) => {
+        tokio::task::spawn_blocking(move || match request.prepare(&app_there, tag, Way::Shortest) {
+            Ok(ready) => {
                 let _ = prepared.send(Ok(()));
-                let _ = started.send(launch(&app_there, &program, background));
+                let mut result = launch(&app_there, &ready.program, background);
+                if result.is_err() && ready.is_direct {
+                    result = launch_shell(&app_there, &request, tag);
+                }
+                let _ = started.send(result);
             }
             Err(error) => {
                 let _ = prepared.send(Err(error));
@@ -91,6 +95,13 @@ pub async fn start(app: App, request: Checked) -> Result<Reader, ApiError> {
         run.follow(is_started).await;
     });
     answered.await.unwrap_or_else(|_| Err(ApiError::runtime("the run was broken off")))
+}
+
+/// Starts the shell in place of a program that it may have more to say about.
+fn launch_shell(app: &App, request: &Checked, tag: u64) -> Result<Started, SpawnError> {
+    let failed = |error: ApiError| SpawnError { errno: 0, message: error.message };
+    let ready = request.prepare(app, tag, Way::Shell).map_err(failed)?;
+    launch(app, &ready.program, request.background)
 }
 
 /// Makes the pipes and starts the program. Blocks until its exec.
