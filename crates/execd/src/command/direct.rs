@@ -6,7 +6,7 @@
 //! about a variable to which the shell pays attention, about the shell itself, and whenever the exec fails, because
 //! the words for that are the shell's.
 
-use std::ffi::{OsStr, OsString};
+use std::ffi::{CString, OsStr, OsString};
 use std::fs::File;
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
@@ -48,6 +48,21 @@ impl Direct {
         env.0.insert("_".into(), path.clone().into());
         Some(Self { path, argv })
     }
+}
+
+/// Puts variables, `NAME=value` each, into the order in which bash hands them on: that of its table of variables.
+/// Nobody should care, but programs show it.
+pub(crate) fn order(variables: &mut [CString]) {
+    const BUCKETS: u32 = 1024;
+    // They come sorted by name; what is put into a full place of the table later stands before what was there.
+    variables.reverse();
+    variables.sort_by_cached_key(|variable| {
+        let name = variable.to_bytes().split(|&byte| byte == b'=').next().unwrap_or_default();
+        let hash = name
+            .iter()
+            .fold(2_166_136_261_u32, |hash, &byte| hash.wrapping_mul(16_777_619) ^ u32::from(byte));
+        (name == b"_", hash % BUCKETS)
+    });
 }
 
 /// The words of a command that consists of nothing else; `None` where the shell would do more than split them.
@@ -184,6 +199,7 @@ fn passes_unchanged(name: &OsStr, value: &OsStr) -> bool {
         "SSH2_CLIENT",
         "SSH_CLIENT",
         "UID",
+        "_",
     ];
     let Some(name) = name.to_str() else { return false };
     let mut letters = name.bytes();
@@ -408,6 +424,7 @@ mod tests {
             assert!(is_reserved(word), "{word}");
         }
         assert!(told.lines().count() > 50);
+        assert!(!passes_unchanged(OsStr::new("_"), OsStr::new("")));
         assert!(
             !passes_unchanged(OsStr::new("UID"), OsStr::new(""))
                 && !passes_unchanged(OsStr::new("CHILD_MAX"), OsStr::new(""))

@@ -9,7 +9,7 @@ use std::time::Duration;
 use osb_protocol::execd::CommandRequest;
 use rustix::fs::{Access, AtFlags, CWD};
 
-use super::direct::Direct;
+use super::direct::{self, Direct};
 use super::envfile;
 use crate::accounts::{Accounts, Identity};
 use crate::app::App;
@@ -170,13 +170,17 @@ impl Checked {
             }
             What::Argv(argv) => (candidates(&argv[0], env.path()), argv.clone()),
         };
+        let mut env = env.into_strings()?;
+        if is_direct {
+            direct::order(&mut env);
+        }
         let program = Program {
             candidates: candidates
                 .into_iter()
                 .map(|path| c_string(path.into_os_string()))
                 .collect::<Result<_, _>>()?,
             argv: argv.into_iter().map(|arg| c_string(arg.into())).collect::<Result<_, _>>()?,
-            env: env.into_strings()?,
+            env,
             cwd: c_string(cwd.into_os_string())?,
             identity,
             tag: Some(tag),

@@ -47,12 +47,23 @@ impl Daemon {
     }
 
     pub fn with(args: &[&str], env: &[(&str, &str)]) -> Self {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_execd"));
+        command.args(args).envs(env.iter().copied());
+        Self::launch(command)
+    }
+
+    /// One that has nothing from who runs the tests.
+    pub fn in_clean_environment() -> Self {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_execd"));
+        command.env_clear().envs([("PATH", "/usr/bin:/bin"), ("LANG", "C.UTF-8")]);
+        Self::launch(command)
+    }
+
+    fn launch(mut command: Command) -> Self {
         let dir = tempfile::tempdir().unwrap();
-        let child = Command::new(env!("CARGO_BIN_EXE_execd"))
+        let child = command
             .arg("--socket")
             .arg(dir.path().join("socket"))
-            .args(args)
-            .envs(env.iter().copied())
             .env("EXECD_LOG_FILE", dir.path().join("log"))
             .current_dir(dir.path())
             .stdin(Stdio::null())
