@@ -61,7 +61,7 @@ async def test_deleting_ends_everything(sandbox):
     session = await sandbox.commands.create_session()
     await sandbox.commands.run_in_session(session, "sleep 98761 & (setsid sleep 98761 &); :")
     await sandbox.commands.delete_session(session)
-    assert (await sandbox.commands.run("ps -eo args | grep -c '[s]leep 98761'; ls -A /dev/shm /tmp | grep -c execd-session")).text == "0\n0"
+    assert (await sandbox.commands.run("ps -eo args | grep -c '[s]leep 98761'; ls -A /dev/shm /tmp | grep -c execd-sh")).text == "0\n0"
 
 
 def test_the_synchronous_client(sandbox_sync):

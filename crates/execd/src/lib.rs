@@ -17,6 +17,7 @@ pub mod observe;
 pub mod process;
 pub mod proxy;
 pub mod pty;
+mod remote;
 pub mod serve;
 pub mod session;
 pub mod start;

@@ -221,10 +221,15 @@ pub(crate) fn usual_identity(app: &App, accounts: &Accounts) -> Result<Option<Id
 /// Variables of the sandbox's file of them, in order.
 pub(crate) fn file_variables(app: &App) -> Vec<(OsString, OsString)> {
     let binding = app.binding();
-    match binding.var("EXECD_ENVS").filter(|path| !path.is_empty()) {
-        Some(path) => envfile::read(path, |name| binding.var(name)),
+    match variables_file(app) {
+        Some(path) => envfile::read(path.as_os_str(), |name| binding.var(name)),
         None => Vec::new(),
     }
+}
+
+/// The sandbox's file of variables.
+pub(crate) fn variables_file(app: &App) -> Option<PathBuf> {
+    app.binding().var("EXECD_ENVS").filter(|path| !path.is_empty()).map(PathBuf::from)
 }
 
 /// Environment of the command to be.

@@ -36,6 +36,7 @@ use super::temp::{Temp, hidden_name};
 use crate::accounts::Accounts;
 use crate::app::App;
 use crate::http::{ApiError, done};
+use crate::remote::is_remote;
 
 /// Bound of one metadata part.
 const MAX_METADATA: usize = 64 << 10;
@@ -369,19 +370,4 @@ fn flush(file: impl std::os::fd::AsFd) -> rustix::io::Result<()> {
         Err(Errno::INVAL | Errno::OPNOTSUPP | Errno::ROFS | Errno::NOSYS) => Ok(()),
         result => result,
     }
-}
-
-/// Whether other systems see a file only after a flush. Local readers see it at once.
-fn is_remote(file: &std::fs::File) -> bool {
-    const PLAN9: i64 = 0x0102_1997;
-    const FUSE: i64 = 0x6573_5546;
-    const NFS: i64 = 0x6969;
-    const CIFS: i64 = 0xff53_4d42;
-    const SMB2: i64 = 0xfe53_4d42;
-    const CEPH: i64 = 0x00c3_6400;
-    rustix::fs::fstatfs(file).is_ok_and(|stat| {
-        #[allow(clippy::useless_conversion)] // The type differs between C libraries.
-        let kind = i64::from(stat.f_type);
-        [PLAN9, FUSE, NFS, CIFS, SMB2, CEPH].contains(&kind)
-    })
 }

@@ -1,10 +1,10 @@
 //! What a session's shell says through its named pipe: words that end in a NUL byte.
 //!
 //! Programs of the session's user can write there too. Nothing here is believed that does not carry the mark of the
-//! run, which they have no way to know, except the saved state: that is their own.
+//! run, which they have no way to know.
 
-/// Longest state that is kept.
-pub(super) const LONGEST: usize = 512 << 10;
+/// Longest word that is kept.
+const LONGEST: usize = 4 << 10;
 
 /// A word of the shell.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -19,13 +19,6 @@ pub(super) enum Message {
         status: i32,
         /// Options of the shell, as `$-` has them.
         options: String,
-    },
-    /// Text that restores the shell's state.
-    State {
-        /// Whether the shell wrote it because it ends.
-        last: bool,
-        /// The text.
-        text: Vec<u8>,
     },
 }
 
@@ -69,11 +62,6 @@ impl Parser {
 
 fn parse(mut word: Vec<u8>) -> Option<Message> {
     match *word.first()? {
-        kind @ (b'S' | b'E') => {
-            word.remove(0);
-            word.shrink_to_fit();
-            Some(Message::State { last: kind == b'E', text: word })
-        }
         b'B' => Some(Message::Begin(String::from_utf8(word.split_off(1)).ok()?)),
         b'R' => {
             let word = String::from_utf8(word).ok()?;
@@ -100,12 +88,10 @@ mod tests {
 
     #[test]
     fn words_may_come_in_pieces() {
-        let text = b"Bm.1\0junk\0Rm.1 3 hBx\0Sa=1\nb\0E\0R\0Rm 1\0Rm x y\0\0B\xff\0";
+        let text = b"Bm.1\0junk\0Rm.1 3 hBx\0R\0Rm 1\0Rm x y\0\0B\xff\0";
         let expected = vec![
             Message::Begin("m.1".into()),
             Message::Report { mark: "m.1".into(), status: 3, options: "hBx".into() },
-            Message::State { last: false, text: b"a=1\nb".to_vec() },
-            Message::State { last: true, text: Vec::new() },
         ];
         assert_eq!(all(&[text]), expected);
         for cut in 0..text.len() {

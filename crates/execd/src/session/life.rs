@@ -9,6 +9,7 @@ use std::ffi::OsString;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use osb_protocol::execd::ExecutionError;
@@ -72,6 +73,12 @@ impl Job {
     }
 }
 
+/// A word that nobody guesses. Short, because bash reads each byte of it by itself.
+fn secret() -> String {
+    let (first, second) = uuid::Uuid::new_v4().as_u64_pair();
+    format!("{:016x}", first ^ second)
+}
+
 fn fail(writer: &Writer, ename: &str, evalue: String, traceback: Vec<String>) {
     let error = ExecutionError { ename: ename.to_owned(), evalue, traceback };
     writer.push(|out| event::push_error(out, error));
@@ -81,12 +88,12 @@ fn fail(writer: &Writer, ename: &str, evalue: String, traceback: Vec<String>) {
 #[derive(Debug)]
 pub(super) struct Life {
     app: App,
-    recipe: std::sync::Arc<Recipe>,
-    place: std::sync::Arc<Place>,
+    recipe: Arc<Recipe>,
+    place: Arc<Place>,
     control: Pipe,
     parser: Parser,
     shell: Option<Shell>,
-    /// What the shell has become by the last run.
+    /// What the shell before this one has become.
     state: Option<Vec<u8>>,
     /// Exit code of the last run.
     status: i32,
@@ -164,7 +171,7 @@ impl Life {
             state: None,
             status: 0,
             tracing: String::new(),
-            secret: uuid::Uuid::new_v4().simple().to_string(),
+            secret: secret(),
             number: 0,
             jobs: ends.jobs,
             waiting: VecDeque::new(),
@@ -203,20 +210,10 @@ impl Life {
                         self.shell = None;
                     }
                 }
-                messages = listen(&self.control, &mut self.parser) => {
-                    for message in messages {
-                        self.heard(message);
-                    }
-                }
+                // There is nothing to say between runs.
+                _ = listen(&self.control, &mut self.parser) => {}
             }
         }
-    }
-
-    /// Takes a word that is about no run. Says whether it was a last one.
-    fn heard(&mut self, message: Message) -> bool {
-        let Message::State { last, text } = message else { return false };
-        self.state = Some(text);
-        last
     }
 
     async fn run(&mut self, mut job: Job) {
@@ -241,10 +238,19 @@ impl Life {
     async fn prepare(&mut self, job: &mut Job) -> Result<Ready, ApiError> {
         self.number += 1;
         let tag = tree::member(self.recipe.tag, self.number);
+        if self.shell.is_none() {
+            let place = Arc::clone(&self.place);
+            let left = tokio::task::spawn_blocking(move || place.take_state()).await;
+            // A shell that has left nothing changes nothing.
+            self.state = left.ok().flatten().or_else(|| self.state.take());
+        }
         let state = if self.shell.is_none() { self.state.clone() } else { None };
         let pid = self.shell.as_ref().map(|shell| shell.pid);
         let (app, recipe, place) = (self.app.clone(), self.recipe.clone(), self.place.clone());
         let (cwd, command) = (job.cwd.clone(), std::mem::take(&mut job.command));
+        // Then all that is touched lies in memory or on a disk of this machine. Another thread would take longer to
+        // wake than this takes.
+        let is_quick = self.recipe.is_local && pid.is_some() && cwd.is_none() && command.len() <= LONGEST_FED;
         let work = move || -> Result<Ready, ApiError> {
             let failed = |error: std::io::Error| {
                 ApiError::runtime(format!(
@@ -270,6 +276,9 @@ impl Life {
             let marked = tree::retag(pid, tag).is_ok();
             Ok(Ready { opened, born, cwd, variables, text, command, pid, marked })
         };
+        if is_quick {
+            return work();
+        }
         match tokio::task::spawn_blocking(work).await {
             Ok(result) => result,
             Err(error) => Err(ApiError::runtime(error.to_string())),
@@ -312,6 +321,7 @@ impl Life {
         let news = self.news(ready.variables);
         let run = script::Run {
             mark: &mark,
+            number: self.number,
             text,
             cwd: ready.cwd.as_deref(),
             status: self.status,
@@ -332,9 +342,9 @@ impl Life {
         let oom_kills = self.app.limits.oom_kills();
         let began = Instant::now();
         let mut timer = Timer::new(began, Some(job.timeout.unwrap_or(LONGEST_RUN)));
-        let mut follow = Follow { mark: &mark, begun: false, last: false, running };
+        let mut follow = Follow { mark: &mark, begun: false, running };
         let outcome = self.follow(job, &mut out, &mut timer, &mut follow).await;
-        let (begun, kept) = (follow.begun, follow.last);
+        let begun = follow.begun;
         let outcome = match outcome {
             Outcome::Lost => {
                 self.kill(tag.into()).await;
@@ -390,6 +400,13 @@ impl Life {
         {
             traceback.push(OUT_OF_MEMORY.to_owned());
         }
+        let kept = match outcome {
+            Outcome::Gone(_) => {
+                let place = Arc::clone(&self.place);
+                tokio::task::spawn_blocking(move || place.has_last_words()).await.unwrap_or(false)
+            }
+            _ => false,
+        };
         if matches!(outcome, Outcome::Gone(_) | Outcome::Lost) && !kept {
             traceback.push(
                 "the session's shell has ended with this; the next run begins in a new one, with variables, functions \
@@ -425,7 +442,7 @@ impl Life {
             let full = writer.is_full();
             tokio::select! {
                 messages = listen(&self.control, &mut self.parser) => {
-                    if let Some(outcome) = self.hear(messages, follow) {
+                    if let Some(outcome) = Self::hear(messages, follow) {
                         return outcome;
                     }
                 }
@@ -435,7 +452,7 @@ impl Life {
                     // Its last words lie in the pipe.
                     let messages = read(&self.control, &mut self.parser);
                     self.parser.reset();
-                    return self.hear(messages, follow).unwrap_or(Outcome::Gone(exit));
+                    return Self::hear(messages, follow).unwrap_or(Outcome::Gone(exit));
                 }
                 () = out.turn(writer), if !full && out.is_open() => {}
                 () = writer.room(), if full => {}
@@ -472,7 +489,7 @@ impl Life {
         }
     }
 
-    fn hear(&mut self, messages: Vec<Message>, follow: &mut Follow<'_>) -> Option<Outcome> {
+    fn hear(messages: Vec<Message>, follow: &mut Follow<'_>) -> Option<Outcome> {
         let mut outcome = None;
         for message in messages {
             match message {
@@ -480,7 +497,7 @@ impl Life {
                 Message::Report { mark, status, options } if mark == follow.mark => {
                     outcome = Some(Outcome::Back { status, options });
                 }
-                message => follow.last |= self.heard(message),
+                _ => {}
             }
         }
         outcome
@@ -536,8 +553,6 @@ impl Life {
 struct Follow<'a> {
     mark: &'a str,
     begun: bool,
-    /// The shell has said what it had become when it left.
-    last: bool,
     running: Running,
 }
 

@@ -38,6 +38,20 @@ pub(super) struct Names {
     pub(super) control: Vec<u8>,
     /// Named pipe of a run's output.
     pub(super) output: Vec<u8>,
+    /// Files in which runs leave the shell's state in turn: one that is broken off while it is written leaves the one
+    /// before.
+    pub(super) saved: [Vec<u8>; 2],
+    /// File in which a shell that ends leaves its state.
+    pub(super) last: Vec<u8>,
+}
+
+/// Whose state it is that the shell leaves.
+#[derive(Debug, Clone, Copy)]
+enum Saved {
+    /// That of a run.
+    Run(u64),
+    /// Its own last one.
+    Last,
 }
 
 /// What one run needs.
@@ -45,6 +59,8 @@ pub(super) struct Names {
 pub(super) struct Run<'a> {
     /// Its mark in the shell's words.
     pub(super) mark: &'a str,
+    /// Its number in the session.
+    pub(super) number: u64,
     /// The command.
     pub(super) text: Text<'a>,
     /// Directory to enter first.
@@ -97,7 +113,7 @@ impl Kind {
             out.extend(quoted(start.as_bytes()));
             out.extend_from_slice(b"; } </dev/null >/dev/null 2>&1\n");
         }
-        let mut last = self.save(names, 'E');
+        let mut last = self.save(names, Saved::Last);
         last.retain(|&byte| byte != b'\n');
         out.extend_from_slice(b"\\trap ");
         out.extend(quoted(&last));
@@ -106,7 +122,7 @@ impl Kind {
     }
 
     /// Text of one run. The shell says `B` and the mark when it begins, `R`, mark, status and options at its end, and
-    /// then what it has become.
+    /// then leaves what it has become.
     pub(super) fn run(self, names: &Names, run: &Run<'_>) -> Vec<u8> {
         let mut out = Vec::new();
         if let Some(tag) = run.tag {
@@ -142,7 +158,7 @@ impl Kind {
         out.extend_from_slice(
             b" || { \\trap - EXIT; \\exit \"$__execd_s\"; }; \\set +xv; \\unset __execd_s\n",
         );
-        out.extend(self.save(names, 'S'));
+        out.extend(self.save(names, Saved::Run(run.number)));
         out
     }
 
@@ -162,8 +178,9 @@ impl Kind {
         }
     }
 
-    /// Text that writes the shell's state as text that restores it, between `kind` and a NUL byte.
-    fn save(self, names: &Names, kind: char) -> Vec<u8> {
+    /// Text that writes the shell's state, as text that restores it, into a file: the run's number in a line, the
+    /// state, and a NUL byte. Bash writes line by line, which would wake us a hundred times if it were a pipe.
+    fn save(self, names: &Names, whose: Saved) -> Vec<u8> {
         let parts: &[u8] = match self {
             Self::Bash => {
                 b"\\command declare -p; \\command declare -f; \\command declare -F; \\command alias -p; \
@@ -171,14 +188,18 @@ impl Kind {
             }
             Self::Sh => b"\\command export -p; ",
         };
-        let mut out = format!("{{ \\command printf {kind}; ").into_bytes();
+        let (number, file) = match whose {
+            Saved::Run(number) => (number, &names.saved[usize::from(number % 2 == 1)]),
+            Saved::Last => (u64::MAX, &names.last),
+        };
+        let mut out = format!("{{ \\command echo {number}; ").into_bytes();
         out.extend_from_slice(parts);
         // Options come last: one of them may be to end at the first failure.
         out.extend_from_slice(
             b"\\command printf 'umask '; \\command umask; \\command trap; \\command set +o; \
-              \\command printf '\\0'; } 2>/dev/null 1<>",
+              \\command printf '\\0'; } 2>/dev/null >|",
         );
-        out.extend(quoted(&names.control));
+        out.extend(quoted(file));
         out.extend_from_slice(b" || :\n");
         out
     }

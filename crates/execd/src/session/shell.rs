@@ -13,7 +13,7 @@ use super::script::{Kind, LONGEST_FED, Text};
 use crate::app::App;
 use crate::command::output::ended;
 use crate::command::pipe;
-use crate::command::prepare::{Env, c_string, shell, usual_identity};
+use crate::command::prepare::{Env, c_string, file_variables, shell, usual_identity, variables_file};
 use crate::files::attributes::Attributes;
 use crate::files::dir;
 use crate::files::path::Requested;
@@ -21,6 +21,7 @@ use crate::http::ApiError;
 use crate::process::exit::Exit;
 use crate::process::spawn::{self, Program, SpawnError, Spawned, Stdio};
 use crate::process::watch;
+use crate::remote::is_local;
 
 /// How the shells of a session are started.
 #[derive(Debug)]
@@ -33,6 +34,8 @@ pub(super) struct Recipe {
     pub(super) tag: u64,
     /// Variables of the sandbox's file that the shell knows of.
     pub(super) variables: Vec<(OsString, OsString)>,
+    /// What a run touches lies in memory or on a disk of this machine, so that it never waits for a network.
+    pub(super) is_local: bool,
 }
 
 /// A shell that has just been started, not watched yet.
@@ -91,7 +94,9 @@ impl Recipe {
             identity,
             tag: Some(tag),
         };
-        Ok(Self { program, start, kind, tag, variables: crate::command::prepare::file_variables(app) })
+        let variables = file_variables(app);
+        let is_local = variables_file(app).is_none_or(|path| is_local(&path));
+        Ok(Self { program, start, kind, tag, variables, is_local })
     }
 
     /// The user its shells run as.
