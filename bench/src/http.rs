@@ -85,10 +85,15 @@ impl Conn {
         Ok((status, answer.into_body().collect().await?.to_bytes()))
     }
 
-    /// Creates a sandbox and gives its id.
+    /// Creates a sandbox with one processor and gives its id.
     pub(crate) async fn create(&mut self, image: &str) -> Result<String> {
+        self.create_with(image, 1).await
+    }
+
+    /// Creates a sandbox with some processors and gives its id.
+    pub(crate) async fn create_with(&mut self, image: &str, processors: usize) -> Result<String> {
         let body = format!(
-            r#"{{"image":{{"uri":"{image}"}},"entrypoint":["tail","-f","/dev/null"],"resourceLimits":{{"cpu":"1","memory":"2Gi"}},"timeout":600}}"#
+            r#"{{"image":{{"uri":"{image}"}},"entrypoint":["tail","-f","/dev/null"],"resourceLimits":{{"cpu":"{processors}","memory":"2Gi"}},"timeout":600}}"#
         );
         let (status, answer) = self.call("POST", "/v1/sandboxes", &body).await?;
         if status != StatusCode::ACCEPTED {

@@ -38,7 +38,8 @@ pub(crate) fn run(args: ServerArgs) -> anyhow::Result<u8> {
     if args.check {
         return check(args.config.as_deref(), &env);
     }
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(workers(&env)).enable_all().build()?;
     if args.purge {
         let config = read_config(args.config.as_deref(), &env)?;
         logging::start(&config.log)?;
@@ -52,6 +53,14 @@ pub(crate) fn run(args: ServerArgs) -> anyhow::Result<u8> {
     // What still runs is either a connection that had its time or a thread that waits for nothing.
     runtime.shutdown_background();
     result.map(|()| exit::SUCCESS)
+}
+
+/// Threads that serve: half the processors, since the sandboxes want some too, and each thread that has something to
+/// do wakes another one to look for more. `TOKIO_WORKER_THREADS` says otherwise.
+fn workers(env: &Env) -> usize {
+    let wanted = env.get("TOKIO_WORKER_THREADS").and_then(|number| number.parse().ok());
+    let processors = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    wanted.unwrap_or(processors / 2).max(1)
 }
 
 async fn serve(loaded: Loaded) -> anyhow::Result<()> {
