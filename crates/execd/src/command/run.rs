@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use osb_protocol::execd::ExecutionError;
-use tokio::sync::oneshot;
+use tokio::sync::oneshot::{self, error::RecvError};
 use tokio::time::{Instant, sleep_until};
 
 use super::output::{self, Output, QUIET, ended_counted};
@@ -31,6 +31,8 @@ use crate::telemetry::{self, Timed};
 
 /// Signs of life.
 pub(crate) const PING: Duration = Duration::from_secs(3);
+/// A start that takes longer is told to the client before it is over.
+const SLOW_START: Duration = Duration::from_millis(5);
 /// Exit code of a command that could not be started.
 const NOT_STARTED: i32 = 255;
 
@@ -53,7 +55,7 @@ pub async fn start(app: App, request: Checked) -> Result<Reader, ApiError> {
     let (answer, answered) = oneshot::channel();
     tokio::spawn(async move {
         let (prepared, is_prepared) = oneshot::channel();
-        let (started, is_started) = oneshot::channel();
+        let (started, mut is_started) = oneshot::channel();
         let id = uuid::Uuid::new_v4();
         let background = request.background;
         let spool = background.then(|| app.commands.spool(temp_dir(&app)));
@@ -64,7 +66,7 @@ pub async fn start(app: App, request: Checked) -> Result<Reader, ApiError> {
         let (app_there, tag) = (app.clone(), command.tag);
         tokio::task::spawn_blocking(move || match request.prepare(&app_there, tag, Way::Shortest) {
             Ok(ready) => {
-                let _ = prepared.send(Ok(()));
+                let _ = prepared.send(Ok(Instant::now()));
                 let mut result = launch(&app_there, &ready.program, background);
                 if result.is_err() && ready.is_direct {
                     result = launch_shell(&app_there, &request, tag);
@@ -75,11 +77,17 @@ pub async fn start(app: App, request: Checked) -> Result<Reader, ApiError> {
                 let _ = prepared.send(Err(error));
             }
         });
-        match is_prepared.await {
-            Ok(Ok(())) => {}
+        // Most starts are over at once. To be woken for each of the two steps takes longer than the second one.
+        let outcome = tokio::select! {
+            biased;
+            outcome = &mut is_started => Some(outcome),
+            () = tokio::time::sleep(SLOW_START) => None,
+        };
+        let began = match is_prepared.await {
+            Ok(Ok(began)) => began,
             Ok(Err(error)) => return drop(answer.send(Err(error))),
             Err(_) => return drop(answer.send(Err(ApiError::runtime("the start was broken off")))),
-        }
+        };
         app.commands.insert(Arc::clone(&command));
         if let Some(shown) = shown {
             tracing::info!(id = command.id, command = shown, background, "command");
@@ -91,8 +99,11 @@ pub async fn start(app: App, request: Checked) -> Result<Reader, ApiError> {
         });
         // A client that has gone already drops the reader, which the run then notices as at any later time.
         let _ = answer.send(Ok(reader));
-        let run = Run { app, command, writer, began: Instant::now(), timeout };
-        run.follow(is_started).await;
+        let run = Run { app, command, writer, began, timeout };
+        match outcome {
+            Some(outcome) => run.follow(outcome).await,
+            None => run.follow_slow(is_started).await,
+        }
     });
     answered.await.unwrap_or_else(|_| Err(ApiError::runtime("the run was broken off")))
 }
@@ -158,14 +169,19 @@ struct Run {
 }
 
 impl Run {
-    async fn follow(self, mut receiver: oneshot::Receiver<Result<Started, SpawnError>>) {
-        let started = match self.await_start(&mut receiver).await {
-            Some(Ok(started)) => started,
-            None => return self.give_up_start(receiver).await,
-            Some(Err(message)) => {
-                self.ended(End::failed(NOT_STARTED, message.clone()));
-                return self.fail(message.clone(), vec![message]);
-            }
+    /// As [`Run::follow`], for a start that is not over yet.
+    async fn follow_slow(self, mut receiver: oneshot::Receiver<Result<Started, SpawnError>>) {
+        match self.await_start(&mut receiver).await {
+            Some(outcome) => self.follow(outcome).await,
+            None => self.give_up_start(receiver).await,
+        }
+    }
+
+    async fn follow(self, outcome: Result<Result<Started, SpawnError>, RecvError>) {
+        let started = match outcome {
+            Ok(Ok(started)) => started,
+            Ok(Err(SpawnError { message, .. })) => return self.not_started(message),
+            Err(_) => return self.not_started("the start was broken off".to_owned()),
         };
         self.command.running(started.pid);
         if self.command.spool.is_some() {
@@ -180,20 +196,21 @@ impl Run {
     async fn await_start(
         &self,
         started: &mut oneshot::Receiver<Result<Started, SpawnError>>,
-    ) -> Option<Result<Started, String>> {
+    ) -> Option<Result<Result<Started, SpawnError>, RecvError>> {
         let timer = Timer::new(self.began, self.timeout);
         loop {
             tokio::select! {
                 biased;
-                result = &mut *started => return Some(match result {
-                    Ok(Ok(started)) => Ok(started),
-                    Ok(Err(error)) => Err(error.message),
-                    Err(_) => Err("the start was broken off".to_owned()),
-                }),
+                outcome = &mut *started => return Some(outcome),
                 () = timer.expired() => return None,
                 () = tokio::time::sleep(PING) => self.writer.push(event::push_ping),
             }
         }
+    }
+
+    fn not_started(&self, message: String) {
+        self.ended(End::failed(NOT_STARTED, message.clone()));
+        self.fail(message.clone(), vec![message]);
     }
 
     /// The time limit has passed before the exec: the client is told, and what starts after all is killed.
