@@ -513,3 +513,14 @@ async fn a_key_is_echoed_at_once() {
     println!("keystroke to echo: p50 {:?}, p99 {:?}", times[150], times[297]);
     assert!(times[150] < Duration::from_millis(20), "{:?}", times[150]);
 }
+
+#[tokio::test]
+async fn variables_kept_for_later_are_in_terminals_too() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("env");
+    std::fs::write(&file, "KEPT='for later'\n").unwrap();
+    let daemon = Daemon::with(&[], &[("EXECD_ENVS", file.to_str().unwrap())]);
+    let mut socket = attach(&daemon, &running(&daemon, "echo \"<$KEPT>\""), "").await;
+    socket.until("<for later>").await;
+    assert_eq!(socket.exit().await, 0);
+}

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 /// End of a process.
@@ -107,22 +108,29 @@ impl Consumed {
     }
 }
 
-/// A peak of this process above this is forgotten before a child is started.
+/// A peak of this process this much above what it needs is forgotten before a child is started.
 const OWN_PEAK: u64 = 8 << 20;
 
-/// Forgets a high peak of this process's own memory, which its children would otherwise show as theirs. Reads and
-/// writes files of the kernel; cheap.
+/// Forgets a high peak of this process's own memory, which its children would otherwise show as theirs. Costs one
+/// system call as long as there is none.
 pub fn forget_own_peak() {
+    /// What was left when it was forgotten last.
+    static FLOOR: AtomicU64 = AtomicU64::new(0);
+    if own_peak() > FLOOR.load(Ordering::Relaxed) + OWN_PEAK {
+        // Where that cannot be written, small programs look larger than they are, and nothing else.
+        let _ = std::fs::write("/proc/self/clear_refs", "5");
+        FLOOR.store(own_peak(), Ordering::Relaxed);
+    }
+}
+
+fn own_peak() -> u64 {
     // SAFETY: all zero bytes are a valid `rusage`, which the call fills.
     let usage = unsafe {
         let mut usage: libc::rusage = std::mem::zeroed();
         libc::getrusage(libc::RUSAGE_SELF, &raw mut usage);
         usage
     };
-    if Consumed::from_rusage(&usage).peak_memory > OWN_PEAK {
-        // Where that cannot be written, small programs look larger than they are, and nothing else.
-        let _ = std::fs::write("/proc/self/clear_refs", "5");
-    }
+    Consumed::from_rusage(&usage).peak_memory
 }
 
 /// Collects the status of a child that has ended. `None` while it runs. Works on the child alone, so it cannot
