@@ -178,5 +178,6 @@ fn request(image: &Arc<Image>) -> CreateParams {
         limits: None,
         line_endings: LineEndings::Keep,
         access_token: None,
+        lifecycle: None,
     }
 }

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use osb_protocol::boot::{LineEndings, Order, Started};
 use osb_protocol::ids::SandboxId;
+use osb_protocol::lifecycle::SandboxLifecycle;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::oneshot;
@@ -27,6 +28,10 @@ use crate::standby::Standby;
 
 /// How long init may take to execute the entrypoint.
 const STARTED_WITHIN: Duration = Duration::from_secs(30);
+/// How long a hook before the entrypoint may take when nothing is said, and how much longer than it may until it is
+/// dead and told.
+const HOOK_WITHIN: Duration = Duration::from_secs(60);
+const HOOK_TOLD_WITHIN: Duration = Duration::from_secs(120);
 /// Attempts when helpers die under a create.
 const ATTEMPTS: u32 = 3;
 /// Least memory that a sandbox can do anything with.
@@ -49,6 +54,8 @@ pub struct CreateParams {
     pub line_endings: LineEndings,
     /// Token that the daemon asks for.
     pub access_token: Option<String>,
+    /// Commands beside the entrypoint.
+    pub lifecycle: Option<SandboxLifecycle>,
 }
 
 /// A sandbox whose entrypoint runs.
@@ -70,12 +77,21 @@ pub struct Placed {
     /// For [`Engine::adopt`] after a restart.
     pub record: Record,
     start: JoinHandle<Result<CreatedSandbox, CreateError>>,
+    wanted: oneshot::Sender<()>,
 }
 
 impl Placed {
     /// Waits until the entrypoint has been executed. On error nothing is left.
+    ///
+    /// Whoever drops this, or the future, gives the sandbox up: then it is removed if it did not come to life, and
+    /// [`Engine::delete`] removes it otherwise.
     pub fn started(self) -> impl Future<Output = Result<CreatedSandbox, CreateError>> + Send + 'static {
-        joined(self.start)
+        let Self { start, wanted, .. } = self;
+        async move {
+            let result = joined(start).await;
+            drop(wanted);
+            result
+        }
     }
 }
 
@@ -89,9 +105,8 @@ async fn joined(
 }
 
 impl Engine {
-    /// Makes a sandbox and waits until its entrypoint has been executed. On error nothing is left.
-    ///
-    /// Runs to its end even if the returned future is dropped.
+    /// Makes a sandbox and waits until its entrypoint has been executed. On error, or when the returned future is
+    /// dropped, nothing is left.
     pub async fn create(&self, params: CreateParams) -> Result<CreatedSandbox, CreateError> {
         self.place(params).await?.started().await
     }
@@ -100,9 +115,10 @@ impl Engine {
     pub async fn place(&self, params: CreateParams) -> Result<Placed, CreateError> {
         let inner = Arc::clone(&self.inner);
         let (place, is_placed) = oneshot::channel();
-        let start = tokio::spawn(async move { inner.create(params, place).await });
+        let (wanted, unwanted) = oneshot::channel();
+        let start = tokio::spawn(async move { inner.create(params, place, unwanted).await });
         match is_placed.await {
-            Ok((id, record)) => Ok(Placed { id, record, start }),
+            Ok((id, record)) => Ok(Placed { id, record, start, wanted }),
             // It has failed before.
             Err(_) => match joined(start).await {
                 Ok(CreatedSandbox { id, record, .. }) => {
@@ -143,6 +159,7 @@ impl Inner {
         self: &Arc<Self>,
         params: CreateParams,
         place: oneshot::Sender<(SandboxId, Record)>,
+        mut unwanted: oneshot::Receiver<()>,
     ) -> Result<CreatedSandbox, CreateError> {
         let begin = Instant::now();
         let limits = params.limits.unwrap_or(self.config.default_limits);
@@ -160,10 +177,20 @@ impl Inner {
             layers: image.roots.iter().flat_map(|root| root.lowers.iter().cloned()).collect(),
             limits,
         };
-        // Whoever asked may have given up, and the create goes on.
+        // Whoever asked may have given up, which is seen below.
         let _ = place.send((id, record.clone()));
-        let result = match tokio::time::timeout(STARTED_WITHIN, boot::started(&orders)).await {
+        let within = started_within(params.lifecycle.as_ref());
+        let started = tokio::select! {
+            biased;
+            started = tokio::time::timeout(within, boot::started(&orders)) => started,
+            _ = &mut unwanted => {
+                self.undo(ready, &pidfd).await;
+                return Err(given_up());
+            }
+        };
+        let result = match started {
             Ok(Ok(Some(Started::Running { .. }))) => Ok(()),
+            Ok(Ok(Some(Started::Refused { message }))) => Err(CreateError::Hook(message)),
             Ok(Ok(Some(Started::Failed { message, .. }))) => Err(CreateError::Entrypoint {
                 program: params.entrypoint.first().cloned().unwrap_or_default(),
                 reason: message,
@@ -174,7 +201,7 @@ impl Inner {
             Ok(Err(error)) => Err(CreateError::Failed(format!("init's answer cannot be read: {error}"))),
             Err(_) => Err(CreateError::Failed(format!(
                 "the entrypoint was not executed within {} seconds",
-                STARTED_WITHIN.as_secs()
+                within.as_secs()
             ))),
         };
         if let Err(error) = result {
@@ -184,7 +211,16 @@ impl Inner {
         stages.push(("init", micros(ordered)));
         let (socket, dir) = (self.maker.socket(record.slot), self.maker.dir(id));
         let sandbox = Arc::new(Sandbox::new(id, pidfd, ready.slot, socket, dir));
-        self.table().live.insert(id, Arc::clone(&sandbox));
+        {
+            let mut table = self.table();
+            table.live.insert(id, Arc::clone(&sandbox));
+            // Given up before this: nobody will ask to delete it. Given up after it: whoever did so will.
+            if matches!(unwanted.try_recv(), Err(oneshot::error::TryRecvError::Closed)) {
+                table.live.remove(&id);
+                *sandbox.deleted() = Some(self.retire.announce());
+                sandbox.kill();
+            }
+        }
         self.watch(sandbox);
         stages.push(("total", micros(begin)));
         Ok(CreatedSandbox { id, record, stages })
@@ -315,6 +351,7 @@ impl Inner {
             user: config.user.clone().filter(|user| !user.is_empty()),
             line_endings: params.line_endings,
             access_token: params.access_token.clone(),
+            lifecycle: params.lifecycle.clone(),
             memory_limit_bytes: Some(limits.memory_bytes),
             cpu_limit_millis: Some(limits.cpu_nanos / 1_000_000),
         })?;
@@ -365,6 +402,22 @@ impl Inner {
             tracing::error!(%error, "a slot was not destroyed in order");
         }
     }
+}
+
+/// How long init may take to answer its order.
+fn started_within(lifecycle: Option<&SandboxLifecycle>) -> Duration {
+    match lifecycle.and_then(|hooks| hooks.pre_start.as_ref()) {
+        None => STARTED_WITHIN,
+        Some(hook) => {
+            let seconds = hook.timeout_seconds.and_then(|seconds| u64::try_from(seconds).ok());
+            let hook = seconds.filter(|seconds| *seconds > 0).map_or(HOOK_WITHIN, Duration::from_secs);
+            STARTED_WITHIN + hook.saturating_add(HOOK_TOLD_WITHIN)
+        }
+    }
+}
+
+fn given_up() -> CreateError {
+    CreateError::Failed("nobody waits for the sandbox any more".to_owned())
 }
 
 fn check(params: &CreateParams, limits: Limits) -> Result<(), CreateError> {

@@ -47,6 +47,9 @@ pub enum CreateError {
         /// Why.
         reason: String,
     },
+    /// The hook before the entrypoint has failed.
+    #[error("{0}")]
+    Hook(String),
     /// A parameter cannot be honoured.
     #[error("{0}")]
     Invalid(String),

@@ -7,6 +7,7 @@ use osb_protocol::boot::{LineEndings, UsageFds};
 use crate::account_cache::AccountCache;
 use crate::binding::{Binding, Current};
 use crate::command::registry::Registry;
+use crate::lifecycle::Lifecycle;
 use crate::telemetry::Telemetry;
 use crate::{pty, session, usage};
 
@@ -45,6 +46,8 @@ pub struct Shared {
     pub terminals: pty::registry::Registry,
     /// What is counted for a collector, where there is one.
     pub telemetry: Option<Box<Telemetry>>,
+    /// Hooks, and whether work may begin.
+    pub lifecycle: Lifecycle,
 }
 
 impl Default for Shared {
@@ -60,6 +63,7 @@ impl Default for Shared {
             sessions: session::registry::Registry::default(),
             terminals: pty::registry::Registry::default(),
             telemetry: None,
+            lifecycle: Lifecycle::default(),
         }
     }
 }

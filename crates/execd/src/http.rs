@@ -191,6 +191,11 @@ impl FromRequestParts<App> for Params {
 /// Lets a request pass when no token is set, the path is open, or the header carries the token.
 pub async fn require_token(State(app): State<App>, request: Request, next: Next) -> Response {
     let open = matches!(request.uri().path(), "/ping" | "/ready" | "/internal/init");
+    if !open && app.lifecycle.is_shut() {
+        let message = "the sandbox is not initialized yet: POST /internal/init comes first";
+        return ApiError::new(StatusCode::SERVICE_UNAVAILABLE, code::SERVICE_UNAVAILABLE, message)
+            .into_response();
+    }
     if open || may_pass(&app.binding().access, request.headers()) {
         next.run(request).await
     } else {

@@ -25,10 +25,12 @@ use tower::Service as _;
 use crate::account_cache::AccountCache;
 use crate::app::{App, Shared};
 use crate::process::watch;
-use crate::{command, files, http, metrics, observe, proxy, pty, session};
+use crate::{command, files, http, lifecycle, metrics, observe, proxy, pty, runtime_init, session};
 
 /// How long open requests may take to end after a stop was asked for.
 const DRAIN: Duration = Duration::from_secs(5);
+/// How long streams may take to send the ends of what was ended.
+const LAST_EVENTS: Duration = Duration::from_secs(1);
 /// Wait after a connection could not be accepted for want of descriptors or memory.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 /// Threads for work that blocks: file operations and starts of programs.
@@ -40,6 +42,7 @@ const THREAD_KEEP_ALIVE: Duration = Duration::from_secs(2);
 pub fn router(app: App) -> Router {
     let router = Router::new()
         .route("/ping", get(|| async { http::done() }))
+        .merge(runtime_init::router())
         .merge(command::router())
         .merge(session::router())
         .merge(pty::router())
@@ -81,7 +84,8 @@ impl AsFd for Listener {
 /// The runtime cannot be built or the listeners cannot be watched.
 pub fn run(app: App, listeners: Vec<Listener>, stop: OwnedFd) -> io::Result<()> {
     // A collector hears of a sandbox that nobody talks to as well.
-    if app.telemetry.is_none() && stopped_before_contact(&listeners, &stop)? {
+    let eager = app.telemetry.is_some() || app.lifecycle.is_eager();
+    if !eager && stopped_before_contact(&listeners, &stop)? {
         return Ok(());
     }
     run_on(build()?, app, listeners, stop)
@@ -124,7 +128,11 @@ async fn rehearse(accounts: &Arc<AccountCache>) -> io::Result<()> {
     Ok(())
 }
 
-fn build() -> io::Result<Runtime> {
+/// A runtime for [`run_on`].
+///
+/// # Errors
+/// It cannot be built.
+pub fn build() -> io::Result<Runtime> {
     tokio::runtime::Builder::new_current_thread()
         .enable_io()
         .enable_time()
@@ -178,17 +186,34 @@ async fn serve(app: App, listeners: Vec<Listener>, stop: OwnedFd) -> io::Result<
             }
         });
     }
-    let _ = stop.readable().await?;
+    let start = TaskTracker::new();
+    let mut begin = start.spawn({
+        let app = app.clone();
+        async move { lifecycle::begin(&app).await }
+    });
+    start.close();
+    let begun = tokio::select! {
+        stopped = stop.readable() => stopped.map(drop),
+        begun = &mut begin => match begun {
+            Ok(Ok(())) => stop.readable().await.map(drop),
+            Ok(Err(why)) => Err(io::Error::other(why)),
+            Err(error) => Err(io::Error::other(error)),
+        },
+    };
     all.ending.cancel();
     all.connections.close();
-    // What has not ended by then is cut off.
+    app.lifecycle.close().await;
+    let _ = tokio::time::timeout(DRAIN, start.wait()).await;
     let _ = tokio::time::timeout(DRAIN, all.connections.wait()).await;
+    // What has not ended by then is ended, and its streams tell so.
+    let _ = tokio::time::timeout(DRAIN, app.commands.close_all()).await;
     let _ = tokio::time::timeout(DRAIN, app.sessions.close_all()).await;
     let _ = tokio::time::timeout(DRAIN, app.terminals.close_all()).await;
+    let _ = tokio::time::timeout(LAST_EVENTS, all.connections.wait()).await;
     farewell.cancel();
     exports.close();
     exports.wait().await;
-    Ok(())
+    begun
 }
 
 /// What all connections share.

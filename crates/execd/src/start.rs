@@ -3,22 +3,38 @@
 use std::ffi::{OsStr, OsString};
 use std::io::{self, Write as _};
 use std::os::fd::{FromRawFd, OwnedFd};
+use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::Arc;
 
+use osb_protocol::execd::RuntimeInitRequest;
 use rustix::fs::Mode;
 
+use crate::account_cache::AccountCache;
 use crate::app::{App, Shared};
 use crate::args::{self, Args, Listen, Plain};
 use crate::binding::{Access, Binding, Current};
 use crate::command::registry::Registry;
 use crate::command::{run, spool};
+use crate::hooks::{self, Plan};
+use crate::init::Superior;
+use crate::lifecycle::{Lifecycle, Setup};
 use crate::process::inherited;
 use crate::serve::{self, Listener};
-use crate::{init, listen, log, telemetry};
+use crate::{bootstrap, clone3, init, listen, log, runtime_init, telemetry};
 
 /// Variables that are the daemon's own business: what it starts must not see them.
-const PRIVATE: [&str; 5] =
-    ["EXECD_ACCESS_TOKEN", "JUPYTER_HOST", "JUPYTER_TOKEN", "EXECD_ISOLATION_CONFIG", "EXECD_RUNTIME_INIT"];
+const PRIVATE: [&str; 9] = [
+    "EXECD_ACCESS_TOKEN",
+    "JUPYTER_HOST",
+    "JUPYTER_TOKEN",
+    "EXECD_ISOLATION_CONFIG",
+    "EXECD_RUNTIME_INIT",
+    runtime_init::SECRET,
+    hooks::TRANSPORT,
+    hooks::CONFIG_FILE,
+    clone3::APPLIED,
+];
 
 /// Whether a variable is kept from what the API starts.
 #[must_use]
@@ -28,9 +44,17 @@ pub fn is_private(name: &OsStr) -> bool {
 
 /// The program.
 pub fn main() -> ExitCode {
+    if let Some(args) = bootstrap::arguments(std::env::args_os()) {
+        return bootstrap::run(args).unwrap_or_else(|error| {
+            // Nobody is left to tell when standard error is closed.
+            let _ = writeln!(io::stderr(), "bootstrap: {error}");
+            ExitCode::FAILURE
+        });
+    }
     let result = match args::parse(std::env::args_os().skip(1), |name| std::env::var_os(name)) {
         Ok(Args::Boot(fd)) => init::boot(fd),
-        Ok(Args::Plain(plain)) => run_plain(plain),
+        Ok(Args::Plain(plain)) => compatible(&plain).and_then(|()| run_plain(plain)),
+        Ok(Args::Init(plain, argv)) => compatible(&plain).and_then(|()| init::supervise(plain, argv)),
         Ok(Args::FileWorker(uid, gid)) => {
             prepare_process().and_then(|()| crate::files::identity::run(uid, gid))
         }
@@ -55,31 +79,108 @@ pub(crate) fn prepare_process() -> io::Result<()> {
     Ok(())
 }
 
+fn compatible(plain: &Plain) -> io::Result<()> {
+    clone3::apply(plain.clone3).map_err(|error| {
+        io::Error::new(error.kind(), format!("EXECD_CLONE3_COMPAT: the filter cannot be installed: {error}"))
+    })
+}
+
 fn run_plain(plain: Plain) -> io::Result<()> {
     prepare_process()?;
-    log::install(log::level(plain.log_level), log::open(&plain.log)?);
+    let (prepared, listener) = prepare(plain)?;
+    let stop = signal_descriptor(&STOPPING)?;
+    let socket = match &prepared.plain.listen {
+        Listen::Socket(path) => Some(path.clone()),
+        Listen::Port(_) => None,
+    };
+    let result = serve_prepared(&prepared, None, None, false, Arc::default(), vec![listener], stop);
+    if let Some(path) = socket {
+        let _ = std::fs::remove_file(path);
+    }
+    result
+}
+
+/// Signals that end an ordinary daemon.
+const STOPPING: [i32; 2] = [libc::SIGTERM, libc::SIGINT];
+
+/// An ordinary daemon that may begin.
+pub(crate) struct Prepared {
+    plain: Plain,
+    plan: Arc<Plan>,
+    env: Vec<(OsString, OsString)>,
+    cwd: PathBuf,
+}
+
+impl Prepared {
+    /// Whether it waits for its binding.
+    pub(crate) fn is_gated(&self) -> bool {
+        self.plain.runtime_init
+    }
+}
+
+/// Reads the hooks and opens the port.
+///
+/// # Errors
+/// Either fails.
+pub(crate) fn prepare(plain: Plain) -> io::Result<(Prepared, Listener)> {
+    let plan = hooks::load(|name| std::env::var_os(name))?;
     let listener = match &plain.listen {
         Listen::Port(port) => listen::tcp(*port).map(Listener::Tcp),
         Listen::Socket(path) => listen::unix(path).map(Listener::Unix),
     }
     .map_err(|error| io::Error::new(error.kind(), format!("cannot listen on {:?}: {error}", plain.listen)))?;
-    let env: Vec<(OsString, OsString)> = std::env::vars_os().filter(|(name, _)| !is_private(name)).collect();
+    let env = std::env::vars_os().filter(|(name, _)| !is_private(name)).collect();
+    let cwd = std::env::current_dir().unwrap_or_else(|_| "/".into());
+    Ok((Prepared { plain, plan: Arc::new(plan), env, cwd }, listener))
+}
+
+/// Serves as an ordinary daemon until `stop` becomes readable. Under an init of ours it replaces one that has died
+/// when `begun` says so, and is bound as `kept` says.
+///
+/// # Errors
+/// The log or the listener cannot be used, or the hook before the entrypoint has failed.
+pub(crate) fn serve_prepared(
+    prepared: &Prepared,
+    superior: Option<Superior>,
+    kept: Option<RuntimeInitRequest>,
+    begun: bool,
+    accounts: Arc<AccountCache>,
+    listeners: Vec<Listener>,
+    stop: OwnedFd,
+) -> io::Result<()> {
+    let Prepared { plain, plan, env, cwd } = prepared;
+    log::install(log::level(plain.log_level), log::open(&plain.log)?);
+    let access = Access::of_token(plain.access_token.clone());
+    let begun = begun || kept.is_some();
+    let (binding, brought) = match kept {
+        Some(request) => {
+            crate::runtime_init::restore(request, env.clone(), access).map_err(io::Error::other)?
+        }
+        None => (Binding::at_start(env.clone(), access), None),
+    };
+    let lifecycle = Lifecycle::new(Setup {
+        plan: brought.map_or_else(|| Arc::clone(plan), Arc::new),
+        begun,
+        status_file: plain.status_file.clone(),
+        superior,
+        env: env.clone(),
+        keeper: None,
+        init_access: Some(Access::of_token(plain.runtime_init_token.clone())),
+        gated: plain.runtime_init,
+    });
     let app = App::new(Shared {
-        binding: Current::new(Binding::at_start(env, Access::of_token(plain.access_token))),
-        cwd: std::env::current_dir().unwrap_or_else(|_| "/".into()),
+        binding: Current::new(binding),
+        cwd: cwd.clone(),
         line_endings: plain.line_endings,
         commands: Registry::new(plain.retention),
         telemetry: telemetry::of_variables(|name| std::env::var_os(name)),
+        accounts,
+        lifecycle,
         ..Shared::default()
     });
-    let stop = signal_descriptor(&[libc::SIGTERM, libc::SIGINT])?;
     spool::remove_leftovers_aside(run::temp_dir(&app));
     tracing::info!(listen = ?plain.listen, "execd listens");
-    serve::run(app, vec![listener], stop)?;
-    if let Listen::Socket(path) = &plain.listen {
-        let _ = std::fs::remove_file(path);
-    }
-    Ok(())
+    serve::run(app, listeners, stop)
 }
 
 /// Turns these signals into something to read, for this thread and those it starts later; all others get through.

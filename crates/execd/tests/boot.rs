@@ -48,6 +48,7 @@ fn order(entrypoint: &[&str]) -> Order {
         user: None,
         line_endings: LineEndings::Keep,
         access_token: None,
+        lifecycle: None,
         memory_limit_bytes: None,
         cpu_limit_millis: None,
     }
@@ -538,5 +539,100 @@ fn a_daemon_that_dies_before_the_order_is_started_again() {
         eventually("its successor", || Sandbox::children_of(init).first().is_some_and(|pid| *pid != old));
         let sandbox = standby.order(&order(&["sleep", "1000"]));
         assert_eq!(sandbox.run("echo here").check().stdout(), "here\n");
+    });
+}
+
+fn hooks(text: &serde_json::Value) -> impl FnOnce(&mut Order) + use<'_> {
+    move |order| order.lifecycle = Some(serde_json::from_value(text.clone()).unwrap())
+}
+
+#[test]
+fn the_entrypoint_waits_for_the_hook_before_it_and_the_api_does_not() {
+    as_root(|| {
+        let standby = standby();
+        let dir = standby.dir.path().to_path_buf();
+        let go = dir.join("go");
+        let script = format!("echo hook; env; while [ ! -e {} ]; do sleep 0.02; done", go.display());
+        let mut order = order(&["sh", "-c", "echo entrypoint; exec sleep 300"]);
+        let text = json!({"preStart": {"command": ["sh", "-c", script]}});
+        hooks(&text)(&mut order);
+        let log = || std::fs::read_to_string(dir.join("log")).unwrap();
+        std::thread::scope(|scope| {
+            let sandbox = scope.spawn(|| standby.order(&order));
+            eventually("the hook", || log().contains("hook\n"));
+            let run = run_on(Client::connect(dir.join("socket")), json!({"command": "echo works"}));
+            assert_eq!(run.stdout(), "works\n");
+            let mut client = Client::connect(dir.join("socket"));
+            assert_eq!(client.request("GET", "/ready", &[], b"").status, 503);
+            std::fs::write(&go, "").unwrap();
+            let sandbox = sandbox.join().unwrap();
+            assert!(matches!(sandbox.started, Started::Running { pid: Some(_) }), "{:?}", sandbox.started);
+            eventually("the entrypoint", || log().ends_with("entrypoint\n"));
+            assert!(log().starts_with("hook\n") && !log().contains("s3cret"), "{}", log());
+            eventually("readiness", || {
+                let mut client = Client::connect(dir.join("socket"));
+                client.request("GET", "/ready", &[], b"").status == 200
+            });
+            // The binding is the order's.
+            let body = json!({"sandboxId": "x", "generation": 1}).to_string();
+            let mut client = Client::connect(dir.join("socket"));
+            assert_eq!(client.request("POST", "/internal/init", &[], body.as_bytes()).status, 404);
+        });
+    });
+}
+
+#[test]
+fn a_hook_that_fails_is_told_and_nothing_runs() {
+    as_root(|| {
+        for (command, words) in [
+            (json!(["sh", "-c", "echo words >&2; exit 9"]), "exit status 9; output: words"),
+            (json!(["/no/such"]), "/no/such"),
+            (json!(["sh", "-c", "kill -9 $PPID; sleep 300"]), "the daemon died"),
+        ] {
+            let text = json!({"preStart": {"command": command}, "periodic": []});
+            let mut sandbox = boot_with(&["sh", "-c", "echo entrypoint"], hooks(&text));
+            let Started::Refused { message } = &sandbox.started else { panic!("{:?}", sandbox.started) };
+            assert!(message.contains("preStart hook") && message.contains(words), "{message}");
+            assert_eq!(sandbox.child.wait().unwrap().code(), Some(1));
+            assert!(!sandbox.log().contains("entrypoint"), "{}", sandbox.log());
+        }
+    });
+}
+
+#[test]
+fn a_sandbox_that_nobody_waits_for_leaves_its_hook() {
+    as_root(|| {
+        let Standby { mut child, dir, orders } = standby();
+        let text = json!({"preStart": {"command": ["sh", "-c", "echo up; sleep 300"]}});
+        let mut order = order(&["sleep", "300"]);
+        hooks(&text)(&mut order);
+        let document = document(&order);
+        let fds = [document.as_fd()];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        assert!(control.push(SendAncillaryMessage::ScmRights(&fds)));
+        sendmsg(&orders, &[IoSlice::new(&[0])], &mut control, SendFlags::NOSIGNAL).unwrap();
+        eventually("the hook", || std::fs::read_to_string(dir.path().join("log")).unwrap() == "up\n");
+        drop(orders);
+        assert!(child.wait().unwrap().success());
+    });
+}
+
+#[test]
+fn hooks_go_on_under_another_daemon() {
+    as_root(|| {
+        let periodic = json!([{"name": "p", "schedule": "@every 1s", "command": ["echo", "tick"]}]);
+        let text = json!({"preStart": {"command": ["echo", "first"]}, "periodic": periodic});
+        let sandbox = boot_with(&["sleep", "300"], hooks(&text));
+        assert!(matches!(sandbox.started, Started::Running { .. }), "{:?}", sandbox.started);
+        let ticks = || sandbox.log().matches("tick\n").count();
+        eventually("a tick", || ticks() > 0);
+        let first = sandbox.daemon().unwrap();
+        kill(first, libc::SIGKILL);
+        eventually("another daemon", || sandbox.daemon().is_some_and(|pid| pid != first));
+        let before = ticks();
+        eventually("ticks of the other", || ticks() > before + 1);
+        assert_eq!(sandbox.log().matches("first\n").count(), 1, "{}", sandbox.log());
+        assert_eq!(sandbox.run("echo works").stdout(), "works\n");
     });
 }

@@ -97,10 +97,8 @@ fn the_port_answers_in_both_families_and_a_stop_is_clean() {
 
 #[test]
 fn an_error_at_the_start_is_told() {
-    let output = std::process::Command::new(env!("CARGO_BIN_EXE_execd"))
-        .args(["--init", "--", "true"])
-        .output()
-        .unwrap();
+    let output =
+        std::process::Command::new(env!("CARGO_BIN_EXE_execd")).args(["--port", "many"]).output().unwrap();
     assert_eq!(output.status.code(), Some(1));
-    assert!(String::from_utf8(output.stderr).unwrap().contains("--init"));
+    assert!(String::from_utf8(output.stderr).unwrap().contains("--port"));
 }

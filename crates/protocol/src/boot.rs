@@ -7,6 +7,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::lifecycle::SandboxLifecycle;
+
 /// What PID 1 knows from the start.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Boot {
@@ -36,6 +38,9 @@ pub struct Order {
     pub line_endings: LineEndings,
     /// Value that API requests must carry in `X-EXECD-ACCESS-TOKEN`, when set.
     pub access_token: Option<String>,
+    /// Hooks; the one before the entrypoint holds [`Started`] back.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lifecycle: Option<SandboxLifecycle>,
     /// Memory limit of the work, for `/metrics`.
     pub memory_limit_bytes: Option<u64>,
     /// CPU limit in thousandths of a core, for `/metrics`.
@@ -90,6 +95,11 @@ pub enum Started {
     Running {
         /// Process id inside the sandbox; `None` for one that only waits, which init does by itself.
         pid: Option<i32>,
+    },
+    /// The hook before the entrypoint has failed; init exits at once.
+    Refused {
+        /// Names the hook and says why, with the end of its output.
+        message: String,
     },
     /// The entrypoint cannot be executed; init exits at once.
     Failed {

@@ -1,5 +1,6 @@
 //! Wire types of `execd`, the daemon inside a sandbox: event streams, commands, files, metrics.
 
+mod binding;
 mod code_cell;
 mod isolated;
 mod session;
@@ -8,6 +9,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Deserializer, Serialize};
 
+pub use binding::{ReadyResponse, RuntimeInitRequest, RuntimeInitResponse, RuntimeInitTelemetry};
 pub use code_cell::{CodeContext, CodeContextRequest, RunCodeRequest};
 pub use isolated::{
     BindMount, EnvPassthrough, Hardening, HardeningLayer, ISOLATED_TAIL_CURSOR_HEADER, IsolatedOverlay,
@@ -57,6 +59,8 @@ pub mod code {
     pub const SERVICE_UNAVAILABLE: &str = "SERVICE_UNAVAILABLE";
     /// Files cannot be served as the user and group that the path names.
     pub const FILESYSTEM_IDENTITY_UNAVAILABLE: &str = "FILESYSTEM_IDENTITY_UNAVAILABLE";
+    /// A runtime init is under way already.
+    pub const ALREADY_INITIALIZED: &str = "ALREADY_INITIALIZED";
     /// The token is absent or wrong.
     pub const UNAUTHORIZED: &str = "UNAUTHORIZED";
     /// A range that the file does not have.

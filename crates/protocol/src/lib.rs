@@ -11,4 +11,5 @@ pub mod image;
 pub mod labels;
 pub mod lifecycle;
 pub mod quantity;
+pub mod schedule;
 pub mod time;

@@ -178,6 +178,7 @@ impl Runtime for EmbeddedRuntime {
                 limits: Some(limits),
                 line_endings: environment.line_endings,
                 access_token: environment.access_token,
+                lifecycle: spec.lifecycle,
             })
             .await
             .map_err(create_error)?;
@@ -271,6 +272,7 @@ fn create_error(error: osb_engine::CreateError) -> CreateError {
         osb_engine::CreateError::Entrypoint { program, reason } => {
             CreateError::Entrypoint { program, reason }
         }
+        osb_engine::CreateError::Hook(message) => CreateError::Hook(message),
         osb_engine::CreateError::Invalid(message) => CreateError::InvalidParameter(message),
         osb_engine::CreateError::Exhausted { what, retry_after } => {
             CreateError::Exhausted { what, retry_after }

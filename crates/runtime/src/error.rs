@@ -29,6 +29,9 @@ pub enum CreateError {
         /// Why.
         reason: String,
     },
+    /// The hook before the entrypoint has failed; names it, with the end of its output.
+    #[error("{0}")]
+    Hook(String),
     /// A member of the request cannot be honoured.
     #[error("{0}")]
     InvalidParameter(String),

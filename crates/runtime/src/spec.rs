@@ -2,6 +2,7 @@
 
 use osb_protocol::boot::LineEndings;
 use osb_protocol::ids::SandboxId;
+use osb_protocol::lifecycle::SandboxLifecycle;
 use osb_protocol::quantity::{CpuNanos, MemoryBytes};
 
 /// A sandbox to make. All members are proven; nothing is parsed again below.
@@ -17,6 +18,8 @@ pub struct SandboxSpec {
     pub limits: Limits,
     /// How command output treats line ends.
     pub line_endings: LineEndings,
+    /// Commands beside the entrypoint. The create waits for the one before it.
+    pub lifecycle: Option<SandboxLifecycle>,
 }
 
 /// Limits of the work inside a sandbox; `None` takes the runtime's default.

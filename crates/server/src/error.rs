@@ -319,7 +319,7 @@ impl From<CreateError> for ApiError {
             CreateError::Exhausted { what, retry_after } => {
                 Self::Exhausted { what, retry_after_seconds: whole_seconds(retry_after) }
             }
-            CreateError::Failed(_) => Self::StartFailed(error.to_string()),
+            CreateError::Hook(_) | CreateError::Failed(_) => Self::StartFailed(error.to_string()),
         }
     }
 }

@@ -119,6 +119,7 @@ pub(crate) fn params(image: &Arc<Image>, entrypoint: &[&str]) -> CreateParams {
         limits: None,
         line_endings: LineEndings::Keep,
         access_token: None,
+        lifecycle: None,
     }
 }
 

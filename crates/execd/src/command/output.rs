@@ -16,7 +16,7 @@ use crate::stream::lines::LineSplitter;
 /// Once the run has ended and others hold its output, this long without a byte is the end…
 pub(crate) const QUIET: Duration = Duration::from_millis(50);
 /// …and this long altogether.
-const QUIET_LIMIT: Duration = Duration::from_millis(250);
+pub(crate) const QUIET_LIMIT: Duration = Duration::from_millis(250);
 
 /// An output of a run on its way to events.
 #[derive(Debug)]

@@ -13,6 +13,7 @@ use super::direct::{self, Direct};
 use super::envfile;
 use crate::accounts::{Accounts, Identity};
 use crate::app::App;
+use crate::binding::SANDBOX_ID;
 use crate::files::path::{Requested, Surroundings};
 use crate::http::ApiError;
 use crate::log::redact;
@@ -244,9 +245,13 @@ impl Env {
         identity: Option<&Identity>,
     ) -> Self {
         let mut env = Self(BTreeMap::new());
-        env.0.extend(app.binding().env.iter().cloned());
+        let binding = app.binding();
+        env.0.extend(binding.env.iter().cloned());
         env.0.extend(file_variables(app));
         env.0.extend(envs.iter().map(|(name, value)| (name.into(), value.into())));
+        if let (Some(_), Some(id)) = (binding.generation, &binding.sandbox_id) {
+            env.0.insert(SANDBOX_ID.into(), id.into());
+        }
         env.add_account(accounts, identity);
         env
     }

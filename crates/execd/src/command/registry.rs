@@ -22,6 +22,9 @@ const MOST_FILES: u64 = 512;
 /// Sweeps come no closer than this.
 const SWEEP: Duration = Duration::from_secs(60);
 
+/// How long [`Registry::close_all`] waits for a program that the file system hands out.
+const LOADED_WITHIN: Duration = Duration::from_secs(2);
+
 /// Where a command stands.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Phase {
@@ -178,6 +181,30 @@ impl Registry {
         let mut state = lock(&self.state);
         state.sweep(Instant::now(), &self.retention);
         state.commands.get(id).cloned()
+    }
+
+    /// Those that run.
+    #[must_use]
+    pub fn running(&self) -> Vec<Arc<Command>> {
+        let runs = |command: &&Arc<Command>| !matches!(*command.phase.borrow(), Phase::Ended(_));
+        lock(&self.state).commands.values().filter(runs).cloned().collect()
+    }
+
+    /// Kills all that runs. Returns when their ends are recorded.
+    pub async fn close_all(&self) {
+        for command in self.running() {
+            let tag = command.tag;
+            // One that is still being loaded is looked for again when it has been.
+            let mut phase = command.follow();
+            let started = phase.wait_for(|phase| *phase != Phase::Starting);
+            let _ = tokio::time::timeout(LOADED_WITHIN, started).await;
+            let killed = tokio::task::spawn_blocking(move || tree::kill(tag)).await;
+            if let Ok(Err(error)) = killed {
+                tracing::warn!(command = command.id, %error, "not all processes of a command have ended");
+            }
+            let ended = phase.wait_for(|phase| matches!(phase, Phase::Ended(_)));
+            let _ = tokio::time::timeout(LOADED_WITHIN, ended).await;
+        }
     }
 
     /// Records a command's end. Comes before the client hears of it.

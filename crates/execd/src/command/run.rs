@@ -38,13 +38,13 @@ const NOT_STARTED: i32 = 255;
 
 /// A process with the ends of its output.
 #[derive(Debug)]
-struct Started {
-    pid: i32,
-    pidfd: OwnedFd,
+pub(crate) struct Started {
+    pub(crate) pid: i32,
+    pub(crate) pidfd: OwnedFd,
     /// One for both outputs of a background command, two otherwise.
-    outputs: Vec<OwnedFd>,
+    pub(crate) outputs: Vec<OwnedFd>,
     /// Out-of-memory kills of the sandbox before the start.
-    oom_kills: Option<u64>,
+    pub(crate) oom_kills: Option<u64>,
 }
 
 /// Starts a command and gives its event stream. The run goes on when the caller stops waiting.
@@ -116,7 +116,7 @@ fn launch_shell(app: &App, request: &Checked, tag: u64) -> Result<Started, Spawn
 }
 
 /// Makes the pipes and starts the program. Blocks until its exec.
-fn launch(app: &App, program: &Program, background: bool) -> Result<Started, SpawnError> {
+pub(crate) fn launch(app: &App, program: &Program, background: bool) -> Result<Started, SpawnError> {
     let pipes = |error: io::Error| SpawnError {
         errno: error.raw_os_error().unwrap_or(0),
         message: format!("cannot make the pipes of the command: {error}"),

@@ -1,7 +1,7 @@
 //! The daemon beside init: forked ahead of the order, and forked again when it dies.
 
 use std::io::{self, Write as _};
-use std::os::fd::{OwnedFd, RawFd};
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd, RawFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -9,13 +9,17 @@ use osb_protocol::boot::{BootFds, Order};
 use rustix::process::Signal;
 
 use super::orders::{Orders, Told};
+use super::superior::{Done, Superior, Word, document};
 use crate::account_cache::AccountCache;
 use crate::app::{App, Limits, Shared};
 use crate::binding::{Access, Binding, Current};
 use crate::command::registry::Registry;
 use crate::command::retention::Retention;
 use crate::command::{run as command, spool};
+use crate::hooks::Plan;
+use crate::lifecycle::{Lifecycle, Setup};
 use crate::serve::{self, Listener};
+use crate::start::Prepared;
 use crate::{log, start, telemetry};
 
 /// A daemon that lives this long has not died of its start.
@@ -24,14 +28,30 @@ const SETTLED: Duration = Duration::from_secs(10);
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
+/// What the daemon is to be.
+pub(super) enum Config {
+    /// That of the embedded engine, which gets its order.
+    Boot(BootFds),
+    /// An ordinary one.
+    Plain(Prepared),
+}
+
 /// Init's view of the daemon.
 pub(super) struct Daemon {
-    fds: BootFds,
+    config: Config,
     /// Read before the first fork, for both.
     accounts: Arc<AccountCache>,
     order: Option<Order>,
     /// To a daemon that was forked before the order came.
     waiting: Option<Orders>,
+    /// To a daemon that has words for init.
+    link: Option<Orders>,
+    /// Where the output of hooks goes.
+    keeper: Option<OwnedFd>,
+    /// Whether the hook before the entrypoint is done with.
+    begun: bool,
+    /// What a runtime init has said, for the next daemon.
+    kept: Option<OwnedFd>,
     /// Held here too, so that connections wait while there is no daemon.
     listeners: Vec<Listener>,
     pid: Option<i32>,
@@ -43,15 +63,19 @@ pub(super) struct Daemon {
 
 impl Daemon {
     /// The first start is due at once.
-    pub(super) fn new(fds: BootFds, listeners: Vec<Listener>) -> Self {
+    pub(super) fn new(config: Config, listeners: Vec<Listener>) -> Self {
         let now = Instant::now();
         let accounts = Arc::new(AccountCache::default());
         let _ = accounts.get();
         Self {
-            fds,
+            config,
             accounts,
             order: None,
             waiting: None,
+            link: None,
+            keeper: None,
+            begun: false,
+            kept: None,
             listeners,
             pid: None,
             started: now,
@@ -61,8 +85,44 @@ impl Daemon {
         }
     }
 
-    pub(super) fn fds(&self) -> &BootFds {
-        &self.fds
+    /// Descriptors of the engine's; none elsewhere.
+    pub(super) fn fds(&self) -> Option<&BootFds> {
+        match &self.config {
+            Config::Boot(fds) => Some(fds),
+            Config::Plain(_) => None,
+        }
+    }
+
+    /// The socket on which the daemon's words come.
+    pub(super) fn link(&self) -> Option<BorrowedFd<'_>> {
+        self.link.as_ref().map(|link| link.as_fd())
+    }
+
+    /// The next word of the daemon, with its document. `None`: it has gone.
+    pub(super) fn word(&mut self) -> Option<OwnedFd> {
+        let received = self.link.as_ref()?.receive();
+        let document = received.ok().flatten().and_then(|fds| fds.into_iter().next());
+        if document.is_none() {
+            self.link = None;
+        }
+        document
+    }
+
+    /// Answers the daemon's last word.
+    pub(super) fn answer(&self, done: &Done) {
+        if let (Some(link), Ok(document)) = (&self.link, document(done)) {
+            link.pass_on(&document, None);
+        }
+    }
+
+    /// The entrypoint has been started, or need not be: a daemon that comes later goes straight to work.
+    pub(super) fn begun(&mut self) {
+        self.begun = true;
+    }
+
+    /// For the daemon that comes when this one dies.
+    pub(super) fn keep(&mut self, request: OwnedFd) {
+        self.kept = Some(request);
     }
 
     /// The image's accounts.
@@ -71,11 +131,17 @@ impl Daemon {
     }
 
     /// Says what the sandbox is: to a daemon that waits, and to those forked from now on.
-    pub(super) fn order(&mut self, order: Order, document: OwnedFd) {
-        self.order = Some(order);
+    ///
+    /// With hooks the daemon runs them, and their output goes to `keeper`.
+    pub(super) fn order(&mut self, order: Order, document: &OwnedFd, keeper: Option<OwnedFd>) {
         if let Some(waiting) = self.waiting.take() {
-            waiting.pass_on(&document);
+            waiting.pass_on(document, keeper.as_ref());
+            if order.lifecycle.is_some() {
+                self.link = Some(waiting);
+            }
         }
+        self.order = Some(order);
+        self.keeper = keeper;
     }
 
     /// Has a daemon that waits go the way of its first requests.
@@ -90,13 +156,22 @@ impl Daemon {
         self.start_at
     }
 
-    /// Whether that child was the daemon; if so its successor is planned.
-    pub(super) fn ended(&mut self, pid: i32) {
-        if self.pid != Some(pid) {
-            return;
-        }
+    /// Whether that child is the daemon.
+    pub(super) fn is(&self, pid: i32) -> bool {
+        self.pid == Some(pid)
+    }
+
+    /// Whether the hook before the entrypoint is still to be done with.
+    pub(super) fn must_begin(&self) -> bool {
+        let waits_for_binding = matches!(&self.config, Config::Plain(prepared) if prepared.is_gated());
+        !self.begun && !waits_for_binding
+    }
+
+    /// It has died; its successor is planned.
+    pub(super) fn ended(&mut self) {
         self.pid = None;
         self.waiting = None;
+        self.link = None;
         if self.started.elapsed() >= SETTLED {
             self.quick_deaths = 0;
         }
@@ -135,9 +210,15 @@ impl Daemon {
     }
 
     fn fork(&mut self, private: &[RawFd]) -> io::Result<()> {
-        let (ours, theirs) = match self.order {
-            None => Orders::pair().map(|(ours, theirs)| (Some(ours), Some(theirs)))?,
-            Some(_) => (None, None),
+        let waits = matches!(self.config, Config::Boot(_)) && self.order.is_none();
+        let talks = match &self.config {
+            Config::Boot(_) => self.order.as_ref().is_none_or(|order| order.lifecycle.is_some()),
+            Config::Plain(_) => true,
+        };
+        let (ours, theirs) = if talks {
+            Orders::pair().map(|(ours, theirs)| (Some(ours), Some(theirs)))?
+        } else {
+            (None, None)
         };
         // SAFETY: init has one thread, so the child finds every lock free and every structure whole.
         match unsafe { libc::fork() } {
@@ -148,9 +229,7 @@ impl Daemon {
                     unsafe { libc::close(fd) };
                 }
                 drop(ours);
-                let listeners = std::mem::take(&mut self.listeners);
-                let accounts = Arc::clone(&self.accounts);
-                std::process::exit(match run(&self.fds, accounts, self.order.take(), theirs, listeners) {
+                std::process::exit(match self.become_daemon(theirs) {
                     Ok(()) => 0,
                     Err(error) => {
                         let _ = writeln!(io::stderr(), "execd: {error}");
@@ -160,7 +239,7 @@ impl Daemon {
             }
             pid => {
                 self.pid = Some(pid);
-                self.waiting = ours;
+                (self.waiting, self.link) = if waits { (ours, None) } else { (None, ours) };
                 self.started = Instant::now();
                 Ok(())
             }
@@ -168,25 +247,51 @@ impl Daemon {
     }
 }
 
-/// The daemon's process. It has the order, or gets it from `orders`.
-fn run(
+/// The daemon's process.
+impl Daemon {
+    fn become_daemon(&mut self, socket: Option<Orders>) -> io::Result<()> {
+        rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
+        let stop = start::signal_descriptor(&[libc::SIGTERM])?;
+        let listeners = std::mem::take(&mut self.listeners);
+        let accounts = Arc::clone(&self.accounts);
+        match &self.config {
+            Config::Boot(fds) => {
+                let order = self.order.take();
+                run_ordered(fds, accounts, order, socket, self.keeper.take(), self.begun, listeners, stop)
+            }
+            Config::Plain(prepared) => {
+                let superior = socket.map(|socket| Superior::new(socket, self.begun));
+                let kept = match self.kept.take().map(|kept| super::orders::read(&kept)).transpose()? {
+                    Some(Word::Remember(request)) => Some(*request),
+                    _ => None,
+                };
+                start::serve_prepared(prepared, superior, kept, self.begun, accounts, listeners, stop)
+            }
+        }
+    }
+}
+
+/// The daemon of the embedded engine. It has the order, or gets it from the socket.
+#[allow(clippy::too_many_arguments)]
+fn run_ordered(
     fds: &BootFds,
     accounts: Arc<AccountCache>,
     order: Option<Order>,
-    orders: Option<Orders>,
+    socket: Option<Orders>,
+    keeper: Option<OwnedFd>,
+    begun: bool,
     listeners: Vec<Listener>,
+    stop: OwnedFd,
 ) -> io::Result<()> {
-    rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
-    let stop = start::signal_descriptor(&[libc::SIGTERM])?;
     log::install(log::level(4), log::open(&["stderr".into()])?);
     let mut runtime = None;
     let is_successor = order.is_some();
-    let order = match (order, orders) {
-        (Some(order), _) => order,
+    let (order, keeper) = match (order, &socket) {
+        (Some(order), _) => (order, keeper),
         (None, Some(orders)) => loop {
             match orders.take()? {
                 Told::Rehearse => runtime = Some(serve::warm(&accounts)?),
-                Told::Order(order, _) => break *order,
+                Told::Order(order, _, keeper) => break (*order, keeper),
                 Told::Leave => return Ok(()),
             }
         },
@@ -206,6 +311,25 @@ fn run(
         tracing::warn!(mistake, "a variable of the sandbox's environment has no effect");
     }
     let telemetry = telemetry::of_variables(variable);
+    let runtime = match runtime {
+        Some(runtime) => Some(runtime),
+        None if order.lifecycle.is_some() => Some(serve::build()?),
+        None => None,
+    };
+    let lifecycle = match &order.lifecycle {
+        None => Lifecycle::default(),
+        Some(hooks) => {
+            let _entered = runtime.as_ref().map(tokio::runtime::Runtime::enter);
+            Lifecycle::new(Setup {
+                // The server has checked them, so this is a matter of versions.
+                plan: Arc::new(Plan::new(hooks).map_err(io::Error::other)?),
+                begun,
+                superior: socket.map(|socket| Superior::new(socket, begun)),
+                keeper: keeper.map(keeper_of).transpose()?,
+                ..Setup::default()
+            })
+        }
+    };
     let env = order.env.into_iter().map(|(name, value)| (name.into(), value.into()));
     let env = env.filter(|(name, _): &(std::ffi::OsString, _)| !start::is_private(name)).collect();
     let app = App::new(Shared {
@@ -222,6 +346,7 @@ fn run(
         accounts,
         commands: Registry::new(retention),
         telemetry,
+        lifecycle,
         ..Shared::default()
     });
     if is_successor {
@@ -231,4 +356,9 @@ fn run(
         Some(runtime) => serve::run_on(runtime, app, listeners, stop),
         None => serve::run(app, listeners, stop),
     }
+}
+
+fn keeper_of(pipe: OwnedFd) -> io::Result<tokio::sync::Mutex<tokio::net::unix::pipe::Sender>> {
+    rustix::io::ioctl_fionbio(&pipe, true)?;
+    Ok(tokio::sync::Mutex::new(tokio::net::unix::pipe::Sender::from_owned_fd(pipe)?))
 }

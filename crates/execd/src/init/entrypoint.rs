@@ -1,17 +1,20 @@
 //! Starts the entrypoint.
 
 use std::collections::BTreeMap;
-use std::ffi::{CString, OsStr};
+use std::ffi::{CString, OsStr, OsString};
 use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::unix::ffi::OsStringExt as _;
 
 use osb_protocol::boot::{BootFds, Order};
 
 use crate::account_cache::AccountCache;
 use crate::command::prepare::{DEFAULT_PATH, candidates};
+use crate::hooks::{CONFIG_FILE, TRANSPORT};
 use crate::process::spawn::{self, Program, SpawnError, Stdio};
 
-/// The daemon's secret; all else of the environment is meant for the entrypoint.
-const SECRET: &str = "EXECD_ACCESS_TOKEN";
+/// The daemon's secrets and orders; all else of the environment is meant for the entrypoint.
+const OURS: [&str; 5] =
+    ["EXECD_ACCESS_TOKEN", crate::runtime_init::SECRET, TRANSPORT, CONFIG_FILE, crate::clone3::APPLIED];
 
 /// What clients name to keep a sandbox alive until it is deleted. Init waits anyway, so no process does it a second
 /// time: it would cost more memory than all the rest of an idle sandbox, and small images have no `tail`.
@@ -44,6 +47,55 @@ pub(super) fn start(
     Ok(Some(Entrypoint { pid: spawned.pid, output: read }))
 }
 
+/// Starts a program in the place of this one: on its input and outputs, in its directory, as its user.
+///
+/// # Errors
+/// It cannot be executed; the message names it.
+pub(super) fn start_inherited(
+    argv: &[OsString],
+    env: Vec<(OsString, OsString)>,
+    tag: u64,
+) -> Result<i32, SpawnError> {
+    let mut env: BTreeMap<OsString, OsString> = env.into_iter().collect();
+    for name in OURS {
+        env.remove(OsStr::new(name));
+    }
+    let name =
+        argv.first().ok_or_else(|| failed("find the entrypoint", &std::io::ErrorKind::NotFound.into()))?;
+    let path = env.get(OsStr::new("PATH")).map_or_else(|| OsStr::new(DEFAULT_PATH), OsString::as_os_str);
+    let candidates = match name.to_str() {
+        Some(name) => candidates(name, path),
+        None => vec![name.into()],
+    };
+    let bytes = |text: OsString| {
+        CString::new(text.into_vec())
+            .map_err(|_| failed("use a NUL byte", &std::io::ErrorKind::InvalidInput.into()))
+    };
+    let cwd = std::env::current_dir().unwrap_or_else(|_| "/".into());
+    let program = Program {
+        candidates: candidates.into_iter().map(|path| bytes(path.into())).collect::<Result<_, _>>()?,
+        argv: argv.iter().cloned().map(bytes).collect::<Result<_, _>>()?,
+        env: env
+            .into_iter()
+            .map(|(mut name, value)| {
+                name.push("=");
+                name.push(value);
+                bytes(name)
+            })
+            .collect::<Result<_, _>>()?,
+        cwd: bytes(cwd.into())?,
+        identity: None,
+        tag: Some(tag),
+    };
+    let copies = [rustix::stdio::stdin(), rustix::stdio::stdout(), rustix::stdio::stderr()]
+        .map(|fd| rustix::io::fcntl_dupfd_cloexec(fd, 3));
+    let [Ok(stdin), Ok(stdout), Ok(stderr)] = &copies else {
+        return Err(failed("pass on input and outputs", &std::io::Error::last_os_error()));
+    };
+    let stdio = Stdio { stdin: stdin.as_fd(), stdout: stdout.as_fd(), stderr: stderr.as_fd() };
+    Ok(spawn::spawn_in_group(&program, stdio)?.pid)
+}
+
 /// Goes the way of [`start`] with a program that cannot be executed, so that nothing on it is done for the first time
 /// when somebody waits. See [`crate::serve::warm`].
 pub(super) fn rehearse(accounts: &AccountCache) {
@@ -63,7 +115,9 @@ fn program(order: &Order, accounts: &AccountCache) -> Result<Program, SpawnError
 
     let mut env: BTreeMap<&str, &str> =
         order.env.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
-    env.remove(SECRET);
+    for name in OURS {
+        env.remove(name);
+    }
     env.entry("HOME").or_insert(&identity.home);
     if let Some(name) = &identity.name {
         env.entry("USER").or_insert(name);

@@ -16,8 +16,8 @@ use serde::de::DeserializeOwned;
 pub(super) enum Told {
     /// To go the way of an order once, with nothing at its end.
     Rehearse,
-    /// This, with the document that says so.
-    Order(Box<Order>, OwnedFd),
+    /// This, with the document that says so, and where the output of hooks goes.
+    Order(Box<Order>, OwnedFd, Option<OwnedFd>),
     /// Nothing any more: it has gone.
     Leave,
 }
@@ -56,7 +56,17 @@ impl Orders {
 
     /// Waits for a word.
     pub(super) fn take(&self) -> io::Result<Told> {
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let Some(fds) = self.receive()? else { return Ok(Told::Leave) };
+        let mut fds = fds.into_iter();
+        match fds.next() {
+            Some(document) => Ok(Told::Order(Box::new(read(&document)?), document, fds.next())),
+            None => Ok(Told::Rehearse),
+        }
+    }
+
+    /// Waits for a message and gives its descriptors, two at most. `None`: the other end has gone.
+    pub(super) fn receive(&self) -> io::Result<Option<Vec<OwnedFd>>> {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
         let mut byte = [0];
         let mut pieces = [io::IoSliceMut::new(&mut byte)];
@@ -64,18 +74,16 @@ impl Orders {
             rustix::net::recvmsg(&self.0, &mut pieces, &mut control, RecvFlags::CMSG_CLOEXEC)
         }) {
             Ok(message) => message,
-            Err(Errno::CONNRESET) => return Ok(Told::Leave),
+            Err(Errno::CONNRESET) => return Ok(None),
             Err(error) => return Err(error.into()),
         };
-        let document = control.drain().find_map(|part| match part {
-            RecvAncillaryMessage::ScmRights(mut fds) => fds.next(),
-            _ => None,
-        });
-        match document {
-            Some(document) => Ok(Told::Order(Box::new(read(&document)?), document)),
-            None if message.bytes == 0 => Ok(Told::Leave),
-            None => Ok(Told::Rehearse),
+        let mut received = Vec::new();
+        for part in control.drain() {
+            if let RecvAncillaryMessage::ScmRights(fds) = part {
+                received.extend(fds);
+            }
         }
+        Ok(Some(received).filter(|fds| message.bytes > 0 || !fds.is_empty()))
     }
 
     /// Passes the word on to rehearse. Whoever has gone needs none.
@@ -83,10 +91,11 @@ impl Orders {
         let _ = rustix::net::send(&self.0, &[0], SendFlags::NOSIGNAL);
     }
 
-    /// Passes a document on. Whoever has gone needs none.
-    pub(super) fn pass_on(&self, document: &OwnedFd) {
-        let fds = [document.as_fd()];
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    /// Passes a document on, perhaps with one descriptor more. Whoever has gone needs none.
+    pub(super) fn pass_on(&self, document: &OwnedFd, beside: Option<&OwnedFd>) {
+        let fds: Vec<BorrowedFd<'_>> =
+            [Some(document), beside].into_iter().flatten().map(AsFd::as_fd).collect();
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
         let mut control = SendAncillaryBuffer::new(&mut space);
         control.push(SendAncillaryMessage::ScmRights(&fds));
         let _ = rustix::net::sendmsg(&self.0, &[io::IoSlice::new(&[0])], &mut control, SendFlags::NOSIGNAL);

@@ -1,7 +1,7 @@
 //! Descriptors that this process was started with.
 
 use std::io;
-use std::os::fd::{AsRawFd as _, RawFd};
+use std::os::fd::{AsFd, AsRawFd as _, RawFd};
 
 /// Marks everything above standard error to be closed on exec, whoever opened it.
 pub fn close_on_exec() -> io::Result<()> {
@@ -30,5 +30,27 @@ pub fn reserve_standard() -> io::Result<()> {
         }
         // Stays open for good under the number that was free.
         let _ = std::os::fd::IntoRawFd::into_raw_fd(null);
+    }
+}
+
+/// The next signal of a signal descriptor that does not block; `None` when none waits.
+pub fn next_signal(signals: &impl AsFd) -> Option<i32> {
+    let mut info = [0u8; size_of::<libc::signalfd_siginfo>()];
+    match rustix::io::read(signals, &mut info) {
+        // The signal's number is the first member of the structure.
+        Ok(length) if length == info.len() => {
+            i32::try_from(u32::from_ne_bytes([info[0], info[1], info[2], info[3]])).ok()
+        }
+        _ => None,
+    }
+}
+
+/// Lets all signals through again.
+pub fn unblock_signals() {
+    // SAFETY: a set on the stack, made empty before it is read.
+    unsafe {
+        let mut none: libc::sigset_t = std::mem::zeroed();
+        libc::sigemptyset(&raw mut none);
+        libc::pthread_sigmask(libc::SIG_SETMASK, &raw const none, std::ptr::null_mut());
     }
 }

@@ -104,8 +104,7 @@ struct Plan<'a> {
     ignored: &'a [c_int],
     /// This process comes before others; what it starts must not.
     demote: bool,
-    /// Standard input is a terminal, which is to control the new session.
-    terminal: bool,
+    place: Place,
     switch: bool,
     failed: Option<(Step, i32)>,
 }
@@ -118,7 +117,7 @@ struct Plan<'a> {
 /// # Errors
 /// The program cannot be started; nothing is left behind.
 pub fn spawn(program: &Program, stdio: Stdio<'_>, cgroup: &[RawFd]) -> Result<Spawned, SpawnError> {
-    spawn_with(program, stdio, cgroup, false)
+    spawn_with(program, stdio, cgroup, Place::Session)
 }
 
 /// As [`spawn`], on a terminal that becomes the controlling one of the program's session.
@@ -130,31 +129,52 @@ pub fn spawn_on_terminal(
     terminal: BorrowedFd<'_>,
     cgroup: &[RawFd],
 ) -> Result<Spawned, SpawnError> {
-    spawn_with(program, Stdio { stdin: terminal, stdout: terminal, stderr: terminal }, cgroup, true)
+    let stdio = Stdio { stdin: terminal, stdout: terminal, stderr: terminal };
+    spawn_with(program, stdio, cgroup, Place::Terminal)
+}
+
+/// As [`spawn`], in this process's session, in a group of its own which comes to the foreground of the session's
+/// terminal, if there is one.
+///
+/// # Errors
+/// As [`spawn`].
+pub fn spawn_in_group(program: &Program, stdio: Stdio<'_>) -> Result<Spawned, SpawnError> {
+    spawn_with(program, stdio, &[], Place::Group)
+}
+
+/// Where a program belongs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Place {
+    /// In a session of its own.
+    Session,
+    /// In a session of its own which standard input, a terminal, is to control.
+    Terminal,
+    /// In a group of its own.
+    Group,
 }
 
 fn spawn_with(
     program: &Program,
     stdio: Stdio<'_>,
     cgroup: &[RawFd],
-    terminal: bool,
+    place: Place,
 ) -> Result<Spawned, SpawnError> {
     for _ in 0..BUSY_RETRIES {
-        match spawn_once(program, stdio, cgroup, terminal) {
+        match spawn_once(program, stdio, cgroup, place) {
             // A child of another thread holds the file open for writing until its own exec, a matter of
             // microseconds; nothing tells when that is over.
             Err(error) if error.errno == libc::ETXTBSY => std::thread::sleep(BUSY_PAUSE),
             result => return result,
         }
     }
-    spawn_once(program, stdio, cgroup, terminal)
+    spawn_once(program, stdio, cgroup, place)
 }
 
 fn spawn_once(
     program: &Program,
     stdio: Stdio<'_>,
     cgroup: &[RawFd],
-    terminal: bool,
+    place: Place,
 ) -> Result<Spawned, SpawnError> {
     let facts = facts();
     let argv = pointers(&program.argv);
@@ -168,7 +188,7 @@ fn spawn_once(
         open_files: facts.open_files,
         ignored: &facts.ignored,
         demote: facts.first_served,
-        terminal,
+        place,
         switch: program.identity.as_ref().is_some_and(|identity| !facts.runs_as(identity)),
         failed: None,
     };
@@ -252,7 +272,11 @@ extern "C" fn run_child(plan: *mut c_void) -> c_int {
 fn prepare_child(plan: &Plan<'_>) -> Result<(), (Step, i32)> {
     // SAFETY: system calls whose pointers refer to `plan`, which outlives them.
     unsafe {
-        check(Step::Session, i64::from(libc::setsid()))?;
+        if plan.place == Place::Group {
+            check(Step::Session, libc::syscall(libc::SYS_setpgid, 0, 0))?;
+        } else {
+            check(Step::Session, i64::from(libc::setsid()))?;
+        }
         for &fd in plan.cgroup {
             check(Step::Limits, libc::syscall(libc::SYS_write, fd, c"0".as_ptr(), 1usize))?;
         }
@@ -260,8 +284,14 @@ fn prepare_child(plan: &Plan<'_>) -> Result<(), (Step, i32)> {
             // The sources are never 0, 1 or 2 (see `inherited`), so no duplicate overwrites one.
             check(Step::Descriptors, i64::from(libc::dup2(fd, target)))?;
         }
-        if plan.terminal {
-            check(Step::Session, libc::syscall(libc::SYS_ioctl, 0, libc::TIOCSCTTY, 0))?;
+        match plan.place {
+            Place::Session => {}
+            Place::Terminal => check(Step::Session, libc::syscall(libc::SYS_ioctl, 0, libc::TIOCSCTTY, 0))?,
+            Place::Group => {
+                let group = libc::getpid();
+                // Commonly there is no terminal.
+                libc::syscall(libc::SYS_ioctl, 0, libc::TIOCSPGRP, &raw const group);
+            }
         }
         for &signal in plan.ignored {
             signals::set_default(signal);

@@ -3,13 +3,11 @@
 use std::collections::BTreeMap;
 
 use osb_protocol::labels::{self, LabelError};
-use osb_protocol::lifecycle::{
-    CreateSandboxRequest, LifecycleHook, MIN_TIMEOUT_SECONDS, PeriodicLifecycleHook, PlatformSpec,
-};
+use osb_protocol::lifecycle::{CreateSandboxRequest, MIN_TIMEOUT_SECONDS, PlatformSpec};
 use osb_protocol::time::WireTime;
 use osb_runtime::{Credentials, ImageSource, Limits, Platform, SandboxSpec};
 
-use super::volumes;
+use super::{hooks, volumes};
 use crate::config::Config;
 use crate::error::{ApiError, Issue, Loc};
 use crate::sandbox::{Kept, Order, RENEW_EXTENSION, SHOWN_EXTENSIONS};
@@ -42,9 +40,6 @@ pub(crate) fn check(request: CreateSandboxRequest, config: &Config) -> Result<Or
     if is_set(request.snapshot_id.as_deref()) {
         return Err(ApiError::SnapshotNotFound);
     }
-    if request.lifecycle.is_some() {
-        return Err(not_here("lifecycle hooks need the kubernetes runtime: create without lifecycle"));
-    }
     if is_set(extensions.get("poolRef").map(String::as_str)) {
         return Err(ApiError::UnsupportedPoolRef);
     }
@@ -63,6 +58,7 @@ pub(crate) fn check(request: CreateSandboxRequest, config: &Config) -> Result<Or
     let work = check_limits(&limits)?;
     let env = check_env(request.env.unwrap_or_default())?;
     check_size(&command, &env)?;
+    let lifecycle = request.lifecycle.map(hooks::check).transpose()?.flatten();
     volumes::check(request.volumes.as_deref().unwrap_or_default(), &config.allowed_host_paths)?;
     let (name, auth) =
         request.image.map(|image| (image.uri.trim().to_owned(), image.auth)).unwrap_or_default();
@@ -82,6 +78,7 @@ pub(crate) fn check(request: CreateSandboxRequest, config: &Config) -> Result<Or
             env,
             limits: work,
             line_endings: config.execd.line_endings,
+            lifecycle,
         },
         image,
         kept: Kept {
@@ -119,7 +116,7 @@ fn validate(request: &CreateSandboxRequest) -> Result<(), ApiError> {
         }
     }
     if let Some(lifecycle) = &request.lifecycle {
-        check_hooks(lifecycle.pre_start.as_ref(), lifecycle.periodic.as_deref(), &mut refuse);
+        hooks::malformed(lifecycle, &mut refuse);
     }
     for (at, volume) in request.volumes.iter().flatten().enumerate() {
         for (member, msg) in volumes::malformed(volume) {
@@ -137,34 +134,6 @@ fn validate(request: &CreateSandboxRequest) -> Result<(), ApiError> {
         });
     }
     if issues.is_empty() { Ok(()) } else { Err(ApiError::Validation(issues)) }
-}
-
-fn check_hooks(
-    pre_start: Option<&LifecycleHook>,
-    periodic: Option<&[PeriodicLifecycleHook]>,
-    refuse: &mut impl FnMut(&[&str], &str),
-) {
-    let blank = |command: &[String]| command.first().is_none_or(|program| program.trim().is_empty());
-    if let Some(hook) = pre_start {
-        if blank(&hook.command) {
-            refuse(&["lifecycle", "preStart", "command"], "a program is expected");
-        }
-        if hook.timeout_seconds.is_some_and(|s| !(1..=10_800).contains(&s)) {
-            refuse(&["lifecycle", "preStart", "timeoutSeconds"], "1 to 10800 seconds are expected");
-        }
-    }
-    let mut names = std::collections::BTreeSet::new();
-    for hook in periodic.unwrap_or_default() {
-        if hook.name.trim().is_empty() || hook.schedule.trim().is_empty() || blank(&hook.command) {
-            refuse(&["lifecycle", "periodic"], "every hook needs a name, a schedule and a program");
-        }
-        if hook.timeout_seconds.is_some_and(|s| !(1..=300).contains(&s)) {
-            refuse(&["lifecycle", "periodic", "timeoutSeconds"], "1 to 300 seconds are expected");
-        }
-        if !names.insert(hook.name.trim()) {
-            refuse(&["lifecycle", "periodic", "name"], "names must be unique");
-        }
-    }
 }
 
 /// The first rule between members that is broken, in the contract's order.

@@ -4,6 +4,7 @@ mod create;
 mod diagnostics;
 mod docs;
 mod extract;
+mod hooks;
 mod metrics;
 mod objects;
 mod openapi;

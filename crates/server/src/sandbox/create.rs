@@ -94,6 +94,11 @@ impl Drop for Delivery {
     }
 }
 
+/// Whether a hook may hold the start up for hours.
+pub(super) fn is_held_up(spec: &SandboxSpec) -> bool {
+    spec.lifecycle.as_ref().is_some_and(|hooks| hooks.pre_start.is_some())
+}
+
 impl AppState {
     /// Makes a sandbox. Runs to its end whatever becomes of the caller; a caller that has gone by then gets its
     /// sandbox deleted.
@@ -117,10 +122,21 @@ impl AppState {
             return Box::pin(self.make_later(order, client)).await;
         };
         let arrival = self.arrivals().begin();
+        let hooked = is_held_up(&order.spec);
         let created = self.runtime().create(order.spec, image).await?;
         let status = Status::running(WireTime::now());
         let (origin, changing) = order.kept.split(created.id, order.image.name, status);
-        let stages = self.store_new(&origin, created, &changing).await?;
+        let unwanted = async {
+            // Without a hook the start takes less than it takes to give it up.
+            if !hooked {
+                return std::future::pending().await;
+            }
+            tokio::select! {
+                () = client.closed() => ApiError::DeletedMeanwhile,
+                () = self.stopping() => ApiError::Stopping,
+            }
+        };
+        let stages = self.store_new(&origin, created, &changing, unwanted).await?;
         let record = Record::new(origin, changing);
         self.index().insert(Arc::clone(&record));
         self.schedule(&record);
@@ -129,12 +145,14 @@ impl AppState {
         Ok(self.delivery(&record, stages))
     }
 
-    /// Writes the row of a sandbox while its entrypoint is started. Both must succeed, or neither is left.
+    /// Writes the row of a sandbox while its entrypoint is started. Both must succeed, or neither is left. When
+    /// `unwanted` comes first, the sandbox is given up with its error.
     pub(super) async fn store_new(
         &self,
         origin: &Origin,
         created: Created,
         changing: &Changing,
+        unwanted: impl Future<Output = ApiError>,
     ) -> Result<Stages, ApiError> {
         let Created { id, handle, started } = created;
         let store = async {
@@ -142,7 +160,18 @@ impl AppState {
             let stored = self.store().insert(origin, &handle, changing).await;
             (stored, u32::try_from(began.elapsed().as_micros()).unwrap_or(u32::MAX))
         };
-        let (started, (stored, micros)) = tokio::join!(started, store);
+        let start = async {
+            tokio::select! {
+                biased;
+                started = started => started.map_err(ApiError::from),
+                why = unwanted => {
+                    // The runtime gives up what nobody waits for; what has come to life by now is removed.
+                    self.discard(id).await;
+                    Err(why)
+                }
+            }
+        };
+        let (started, (stored, micros)) = tokio::join!(start, store);
         match (started, stored) {
             (Ok(mut stages), Ok(())) => {
                 stages.push(("store", micros));
@@ -158,7 +187,7 @@ impl AppState {
                 {
                     tracing::error!(sandbox = %id, %left, "the row of a sandbox that did not start is left");
                 }
-                Err(error.into())
+                Err(error)
             }
         }
     }

@@ -21,8 +21,17 @@ impl AppState {
     /// 404 when somebody else removed it meanwhile; 500 when it could not be removed, which is then tried again
     /// until it succeeds.
     pub(crate) async fn remove(&self, record: &Arc<Record>) -> Result<(), ApiError> {
+        let was_pending = record.now().status.state == SandboxState::Pending;
+        if was_pending {
+            // Whoever makes it has the turn, maybe for as long as a hook takes.
+            record.give_up();
+        }
         let _turn = record.turn.lock().await;
-        self.remove_in_turn(record).await
+        match self.remove_in_turn(record).await {
+            // Withdrawn by whoever made it, because of us.
+            Err(ApiError::SandboxNotFound) if was_pending => Ok(()),
+            result => result,
+        }
     }
 
     async fn remove_in_turn(&self, record: &Arc<Record>) -> Result<(), ApiError> {

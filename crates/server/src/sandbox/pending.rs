@@ -7,7 +7,7 @@ use osb_protocol::time::WireTime;
 use osb_runtime::{Fetch, SandboxSpec};
 use tokio::sync::oneshot;
 
-use super::create::{Delivery, Order};
+use super::create::{Delivery, Order, is_held_up};
 use super::record::{Changing, Record, Status};
 use crate::error::ApiError;
 use crate::state::AppState;
@@ -66,6 +66,7 @@ impl AppState {
             image = &mut fetch.done => image?,
         };
         let arrival = self.arrivals().begin();
+        let hooked = is_held_up(&spec);
         let created = self.runtime().create(spec, image).await?;
         let stages = {
             let _turn = record.turn.lock().await;
@@ -76,7 +77,17 @@ impl AppState {
                 return Err(ApiError::DeletedMeanwhile);
             }
             let next = Changing { status: Status::running(WireTime::now()), ..record.now().clone() };
-            let stages = self.store_new(&record.origin, created, &next).await?;
+            let unwanted = async {
+                if !hooked {
+                    return std::future::pending().await;
+                }
+                tokio::select! {
+                    () = record.given_up() => ApiError::DeletedMeanwhile,
+                    () = client.closed() => ApiError::DeletedMeanwhile,
+                    () = self.stopping() => ApiError::Stopping,
+                }
+            };
+            let stages = self.store_new(&record.origin, created, &next, unwanted).await?;
             *record.now() = next;
             stages
         };

@@ -51,7 +51,33 @@ async fn every_refusal_has_its_status_and_code() {
         (json!({"extensions": {"access.renew.extend.seconds": ""}}), 400, parameter),
         (json!({"extensions": {"access.renew.extend.seconds": "299"}}), 400, parameter),
         (json!({"image": null, "snapshotId": "s"}), 404, "SNAPSHOT::NOT_FOUND"),
-        (json!({"lifecycle": {"preStart": {"command": ["a"]}}}), 400, parameter),
+        (json!({"lifecycle": {"preStart": {"command": ["a", "\u{0}"]}}}), 400, parameter),
+        (
+            json!({"lifecycle": {"periodic": [{"name": "a", "schedule": "61 * * * *", "command": ["a"]}]}}),
+            400,
+            parameter,
+        ),
+        (
+            json!({"lifecycle": {"periodic": [{"name": "a", "schedule": "@reboot", "command": ["a"]}]}}),
+            400,
+            parameter,
+        ),
+        (
+            json!({"lifecycle": {"periodic": vec![json!({"name": "a", "schedule": "@daily", "command": ["a"]}); 2]}}),
+            422,
+            unknown,
+        ),
+        (
+            json!({"lifecycle": {"periodic": [{"name": " ", "schedule": "@daily", "command": ["a"]}]}}),
+            422,
+            unknown,
+        ),
+        (
+            json!({"lifecycle": {"periodic": [{"name": "a", "schedule": "@daily", "command": ["a"], "timeoutSeconds": 301}]}}),
+            422,
+            unknown,
+        ),
+        (json!({"lifecycle": {"preStart": {"command": ["a"], "timeout": 3}}}), 422, unknown),
         (json!({"extensions": {"poolRef": "p"}}), 400, "SANDBOX::UNSUPPORTED_POOL_REF"),
         (json!({"entrypoint": [""]}), 400, "DOCKER::INVALID_ENTRYPOINT"),
         (json!({"entrypoint": ["sh -c 'open"]}), 400, parameter),
@@ -233,7 +259,10 @@ async fn a_client_that_leaves_gets_its_sandbox_deleted() {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
     assert_eq!(server.fake.deleted.load(Ordering::SeqCst), 1);
-    assert_eq!(server.get("/v1/sandboxes").await.json()["pagination"]["totalItems"], 0);
+    // The runtime comes before the list.
+    while server.get("/v1/sandboxes").await.json()["pagination"]["totalItems"] != 0 {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
     // Who stays gets it.
     server.fake.gate.add_permits(1);
     server.create(body).await.expect(202);
