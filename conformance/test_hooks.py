@@ -1,16 +1,19 @@
 """Hooks of a sandbox's life, with the clients that have them: the Python SDK, and the program's request file."""
 
 import json
+import os
+import subprocess
 import time
-from datetime import timedelta
 
 import pytest
-from opensandbox import Sandbox, SandboxSync
-from opensandbox.config import ConnectionConfig
+from opensandbox import Sandbox, SandboxManager, SandboxSync
 from opensandbox.exceptions import SandboxApiException
-from opensandbox.models.sandboxes import LifecycleHook, PeriodicLifecycleHook, SandboxLifecycle
+from opensandbox.models.sandboxes import LifecycleHook, PeriodicLifecycleHook, SandboxFilter, SandboxLifecycle
 
-from conftest import IMAGE
+from clients import VENV
+from conftest import API_KEY, IMAGE, ROOT
+
+PROGRAMS = {"official": str(VENV / "bin" / "opensandbox"), "ours": os.environ.get("OSB_BIN", str(ROOT / "dist" / "osb"))}
 
 
 def hook(*words, **more):
@@ -80,9 +83,6 @@ async def test_a_hook_that_fails_leaves_no_sandbox_and_says_why(config):
         assert failed.value.status_code == 500
         assert failed.value.error.code == "DOCKER::SANDBOX_START_FAILED"
         assert all(part in str(failed.value) for part in ("preStart hook", *told)), str(failed.value)
-    from opensandbox import SandboxManager
-    from opensandbox.models.sandboxes import SandboxFilter
-
     manager = await SandboxManager.create(config)
     found = await manager.list_sandbox_infos(SandboxFilter(metadata={"hooked": "yes"}))
     assert found.sandbox_infos == []
@@ -99,14 +99,64 @@ async def test_hooks_that_cannot_be_followed_are_refused(config):
         assert "schedule" in str(refused.value)
 
 
-def test_the_blocking_client_has_them_too(config):
-    from opensandbox.config import ConnectionConfigSync
-
-    blocking = ConnectionConfigSync(domain=config.domain, protocol=config.protocol, api_key=config.api_key)
+def test_the_blocking_client_has_them_too(config_sync):
     sandbox = SandboxSync.create(
-        IMAGE, lifecycle=SandboxLifecycle(pre_start=hook("touch", "/tmp/made")), connection_config=blocking
+        IMAGE, lifecycle=SandboxLifecycle(pre_start=hook("touch", "/tmp/made")), connection_config=config_sync
     )
     try:
         assert sandbox.commands.run("ls /tmp/made").exit_code == 0
     finally:
         sandbox.kill()
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_the_programs_send_them_in_a_request_file(server, config_sync, program, tmp_path):
+    request = {
+        "image": {"uri": IMAGE}, "entrypoint": ["sleep", "300"], "resourceLimits": {}, "timeout": 120,
+        "lifecycle": {"preStart": {"command": ["touch", "/tmp/made"], "timeoutSeconds": 5}},
+    }
+    (tmp_path / "request.json").write_text(json.dumps(request))
+    environment = {
+        **os.environ, "HOME": str(tmp_path), "OPEN_SANDBOX_DOMAIN": server.domain, "OPEN_SANDBOX_API_KEY": API_KEY,
+        "OPEN_SANDBOX_PROTOCOL": "http",
+    }
+    called = subprocess.run(
+        [PROGRAMS[program], "sandbox", "create", "--file", "request.json", "-o", "json"],
+        cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60,
+    )
+    assert called.returncode == 0, called.stderr
+    sandbox = SandboxSync.connect(json.loads(called.stdout)["id"], connection_config=config_sync)
+    try:
+        assert sandbox.commands.run("ls /tmp/made").exit_code == 0
+    finally:
+        sandbox.kill()
+
+
+async def test_a_client_that_leaves_takes_its_hook_along(config):
+    import asyncio
+
+    create = asyncio.create_task(Sandbox.create(
+        IMAGE,
+        metadata={"left": "yes"},
+        lifecycle=SandboxLifecycle(pre_start=hook("sleep", "4325", timeout_seconds=600)),
+        connection_config=config,
+    ))
+
+    def sleeps():
+        return subprocess.run(["pgrep", "-xf", "sleep 4325"], capture_output=True).returncode == 0
+
+    async def until_sleeping(wanted):
+        end = time.monotonic() + 20
+        while sleeps() != wanted:
+            assert time.monotonic() < end, "the hook was not seen"
+            await asyncio.sleep(0.02)
+
+    await until_sleeping(True)
+    create.cancel()
+    with pytest.raises(BaseException):
+        await create
+    await until_sleeping(False)
+    manager = await SandboxManager.create(config)
+    found = await manager.list_sandbox_infos(SandboxFilter(metadata={"left": "yes"}))
+    assert found.sandbox_infos == []
+    await manager.close()

@@ -29,7 +29,7 @@ macro_rules! topic {
 }
 
 /// In the order in which somebody new would read them.
-pub(super) static TOPICS: [Topic; 11] = [
+pub(super) static TOPICS: [Topic; 13] = [
     topic!("install", "what a machine needs, installing, updating, removing"),
     topic!("quickstart", "the first sandbox, from the terminal and by an SDK"),
     topic!("images", "where images come from, and how they are kept"),
@@ -37,6 +37,8 @@ pub(super) static TOPICS: [Topic; 11] = [
     topic!("terminals", "shells in sandboxes, leaving and coming back, the protocol"),
     topic!("errors", "every error code: what it means and what to do"),
     topic!("environment", "what a program finds inside a sandbox"),
+    topic!("hooks", "commands that a sandbox runs by itself"),
+    topic!("containers", "the daemon in containers of other engines"),
     topic!("isolation", "what keeps sandboxes apart, and what does not"),
     topic!("observability", "output kept, usage, metrics, OpenTelemetry and the log of sandboxes"),
     topic!("configuration", "every setting of the server"),
