@@ -51,6 +51,8 @@ pub struct Setup {
     pub init_access: Option<Access>,
     /// Whether it has to be bound before anything else is served.
     pub gated: bool,
+    /// Whether signals to the daemon are meant for commands as well, as where nobody else would pass them on.
+    pub forwards: bool,
 }
 
 /// The daemon's way to work.

@@ -16,6 +16,7 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
 use rustix::event::{PollFd, PollFlags, poll};
+use tokio::io::unix::AsyncFd;
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::runtime::Runtime;
 use tokio_util::sync::CancellationToken;
@@ -24,7 +25,8 @@ use tower::Service as _;
 
 use crate::account_cache::AccountCache;
 use crate::app::{App, Shared};
-use crate::process::watch;
+use crate::process::inherited::next_signal;
+use crate::process::{tree, watch};
 use crate::{command, files, http, lifecycle, metrics, observe, proxy, pty, runtime_init, session};
 
 /// How long open requests may take to end after a stop was asked for.
@@ -147,7 +149,13 @@ fn stopped_before_contact(listeners: &[Listener], stop: &OwnedFd) -> io::Result<
     fds.push(PollFd::new(stop, PollFlags::IN));
     loop {
         match poll(&mut fds, None) {
-            Ok(_) => return Ok(fds.last().is_some_and(|stop| !stop.revents().is_empty())),
+            Ok(_) if fds.last().is_some_and(|stop| !stop.revents().is_empty()) => {
+                // Others than these are for commands, and there are none.
+                if next_signal(stop).is_some_and(|signal| STOPPING.contains(&signal)) {
+                    return Ok(true);
+                }
+            }
+            Ok(_) => return Ok(false),
             Err(rustix::io::Errno::INTR) => {}
             Err(error) => return Err(error.into()),
         }
@@ -193,9 +201,9 @@ async fn serve(app: App, listeners: Vec<Listener>, stop: OwnedFd) -> io::Result<
     });
     start.close();
     let begun = tokio::select! {
-        stopped = stop.readable() => stopped.map(drop),
+        stopped = stopped(&app, &stop) => stopped,
         begun = &mut begin => match begun {
-            Ok(Ok(())) => stop.readable().await.map(drop),
+            Ok(Ok(())) => stopped(&app, &stop).await,
             Ok(Err(why)) => Err(io::Error::other(why)),
             Err(error) => Err(io::Error::other(error)),
         },
@@ -214,6 +222,36 @@ async fn serve(app: App, listeners: Vec<Listener>, stop: OwnedFd) -> io::Result<
     exports.close();
     exports.wait().await;
     begun
+}
+
+/// Signals that end a daemon.
+const STOPPING: [i32; 2] = [libc::SIGTERM, libc::SIGINT];
+
+/// Waits until the daemon is to end. Signals go on to the commands that somebody waits for, where that is meant.
+async fn stopped(app: &App, stop: &AsyncFd<OwnedFd>) -> io::Result<()> {
+    loop {
+        let mut ready = stop.readable().await?;
+        let Some(signal) = next_signal(stop.get_ref()) else {
+            ready.clear_ready();
+            continue;
+        };
+        if app.lifecycle.forwards {
+            let running = app.commands.running();
+            let tags: Vec<u64> =
+                running.iter().filter(|command| command.spool.is_none()).map(|command| command.tag).collect();
+            // A look through all processes may take a while.
+            tokio::task::spawn_blocking(move || {
+                for tag in tags {
+                    if let Some(signal) = rustix::process::Signal::from_named_raw(signal) {
+                        let _ = tree::signal(tag, signal);
+                    }
+                }
+            });
+        }
+        if STOPPING.contains(&signal) {
+            return Ok(());
+        }
+    }
 }
 
 /// What all connections share.

@@ -88,7 +88,7 @@ fn compatible(plain: &Plain) -> io::Result<()> {
 fn run_plain(plain: Plain) -> io::Result<()> {
     prepare_process()?;
     let (prepared, listener) = prepare(plain)?;
-    let stop = signal_descriptor(&STOPPING)?;
+    let stop = signal_descriptor(&FORWARDED)?;
     let socket = match &prepared.plain.listen {
         Listen::Socket(path) => Some(path.clone()),
         Listen::Port(_) => None,
@@ -100,8 +100,9 @@ fn run_plain(plain: Plain) -> io::Result<()> {
     result
 }
 
-/// Signals that end an ordinary daemon.
-const STOPPING: [i32; 2] = [libc::SIGTERM, libc::SIGINT];
+/// Signals that an ordinary daemon passes on to commands that somebody waits for. [`serve::STOPPING`] end it too.
+const FORWARDED: [i32; 7] =
+    [libc::SIGTERM, libc::SIGINT, libc::SIGHUP, libc::SIGQUIT, libc::SIGUSR1, libc::SIGUSR2, libc::SIGWINCH];
 
 /// An ordinary daemon that may begin.
 pub(crate) struct Prepared {
@@ -152,6 +153,7 @@ pub(crate) fn serve_prepared(
     log::install(log::level(plain.log_level), log::open(&plain.log)?);
     let access = Access::of_token(plain.access_token.clone());
     let begun = begun || kept.is_some();
+    let forwards = superior.is_none();
     let (binding, brought) = match kept {
         Some(request) => {
             crate::runtime_init::restore(request, env.clone(), access).map_err(io::Error::other)?
@@ -167,6 +169,7 @@ pub(crate) fn serve_prepared(
         keeper: None,
         init_access: Some(Access::of_token(plain.runtime_init_token.clone())),
         gated: plain.runtime_init,
+        forwards,
     });
     let app = App::new(Shared {
         binding: Current::new(binding),

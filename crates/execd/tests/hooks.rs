@@ -254,3 +254,34 @@ fn a_time_zone_that_is_not_there_is_told_and_the_sandbox_works() {
     eventually("the error", || log().contains("Mars/Olympus") && log().contains("tzdata"));
     eventually("readiness", || ready(&daemon.socket()).0 == 200);
 }
+
+#[test]
+fn signals_to_the_daemon_reach_the_commands_that_somebody_waits_for() {
+    let daemon = Daemon::start();
+    let pid = i32::try_from(daemon.child.id()).unwrap();
+    // SAFETY: a signal to our own child, which has not been reaped.
+    let signal = |signal| unsafe { libc::kill(pid, signal) };
+    // Nobody to pass it on to: nothing happens.
+    signal(libc::SIGUSR1);
+    signal(libc::SIGHUP);
+    let script = "for s in HUP USR1 USR2 WINCH; do trap \"echo $s\" $s; done; trap 'echo bye; exit 5' TERM; \
+                  echo up; while :; do sleep 0.02; done";
+    let mut stream = daemon.stream(json!({"command": script}));
+    assert!(stream.until("stdout")["text"].as_str().unwrap().starts_with("up"));
+    for (name, number) in [("HUP", libc::SIGHUP), ("USR2", libc::SIGUSR2), ("WINCH", libc::SIGWINCH)] {
+        signal(number);
+        assert!(stream.until("stdout")["text"].as_str().unwrap().starts_with(name));
+    }
+    let background =
+        daemon.post(json!({"command": "trap 'touch told' USR1; sleep 300 & wait", "background": true}));
+    assert_eq!(daemon.status(background.id())["running"], true);
+    // The stop too, so that the stream ends as the command does, and not by force.
+    signal(libc::SIGTERM);
+    let rest = stream.rest();
+    assert!(
+        rest.iter().any(|event| event["text"].as_str().is_some_and(|text| text.starts_with("bye"))),
+        "{rest:?}"
+    );
+    assert_eq!(rest.last().unwrap()["error"]["evalue"], "5", "{rest:?}");
+    assert!(!daemon.dir.path().join("told").exists());
+}

@@ -33,7 +33,8 @@ pub fn reserve_standard() -> io::Result<()> {
     }
 }
 
-/// The next signal of a signal descriptor that does not block; `None` when none waits.
+/// The next signal of a signal descriptor that does not block; `None` when none waits. What is no signal descriptor
+/// counts as one that is asked to end.
 pub fn next_signal(signals: &impl AsFd) -> Option<i32> {
     let mut info = [0u8; size_of::<libc::signalfd_siginfo>()];
     match rustix::io::read(signals, &mut info) {
@@ -41,7 +42,8 @@ pub fn next_signal(signals: &impl AsFd) -> Option<i32> {
         Ok(length) if length == info.len() => {
             i32::try_from(u32::from_ne_bytes([info[0], info[1], info[2], info[3]])).ok()
         }
-        _ => None,
+        Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => None,
+        _ => Some(libc::SIGTERM),
     }
 }
 
