@@ -278,7 +278,7 @@ async fn bind(app: &App, request: Checked, before: Phase) -> Result<RuntimeInitR
     }
     match owned {
         Some(superior) if restart => {
-            superior.start_with(&app.binding().env).await.map_err(ApiError::runtime)?
+            superior.start_with(&app.binding().env).await.map_err(ApiError::runtime)?;
         }
         Some(superior) if before == Phase::Gated && !superior.has_started() => {
             warnings.push("entrypointPolicy=keep: the entrypoint was not started".to_owned());

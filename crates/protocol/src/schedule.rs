@@ -204,7 +204,7 @@ fn seconds(text: &str) -> Option<Duration> {
         rest = later;
         let part = match unit {
             Some(unit) => number.checked_mul(unit)?,
-            None if number % 1000 == 0 => number / 1000,
+            None if number.is_multiple_of(1000) => number / 1000,
             None => return None,
         };
         total = total.checked_add(part)?;

@@ -11,7 +11,7 @@ use super::plan::Hook;
 use crate::app::App;
 use crate::command::output::{QUIET, QUIET_LIMIT, ended};
 use crate::command::pipe::{Found, Pipe};
-use crate::command::prepare::Checked;
+use crate::command::prepare::{Checked, Way};
 use crate::command::run::{OUT_OF_MEMORY, Started, launch, out_of_memory};
 use crate::command::stop::Timer;
 use crate::process::exit::Exit;
@@ -35,8 +35,8 @@ pub(crate) async fn run(app: &App, hook: &Hook, stop: &CancellationToken) -> Res
     let request = CommandRequest { argv: Some(hook.argv.clone()), ..CommandRequest::default() };
     let there = app.clone();
     let started = tokio::task::spawn_blocking(move || {
-        let program = Checked::new(request)?.prepare(&there, tag)?;
-        launch(&there, &program, true).map_err(|error| crate::http::ApiError::runtime(error.message))
+        let ready = Checked::new(request)?.prepare(&there, tag, Way::Shortest)?;
+        launch(&there, &ready.program, true).map_err(|error| crate::http::ApiError::runtime(error.message))
     });
     let started = match started.await {
         Ok(Ok(started)) => started,

@@ -85,7 +85,7 @@ fn told(path: &Path, what: &str, error: &dyn std::fmt::Display) -> io::Error {
 
 /// Writes a whole file that only this user reads; a reader sees the old one or the new one.
 fn keep(path: &Path, text: &str) -> io::Result<()> {
-    let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or_else(|| Path::new("."));
     std::fs::DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
     let name = path.file_name().ok_or(io::ErrorKind::InvalidInput)?;
     let mut beside = OsStr::new(".").to_owned();
