@@ -4,7 +4,7 @@ use std::path::Path;
 
 use crate::cgroup::{self, Cgroups};
 use crate::config::EngineConfig;
-use crate::seccomp::Filter;
+use osb_confine::seccomp::Filter;
 
 /// How a check came out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -148,7 +148,11 @@ fn cgroups(root: bool) -> CheckItem {
 fn seccomp() -> CheckItem {
     let actions = std::fs::read_to_string("/proc/sys/kernel/seccomp/actions_avail").unwrap_or_default();
     if actions.contains("errno") {
-        item("seccomp", CheckResult::Ok, format!("filter of {} instructions", Filter::new().len()))
+        item(
+            "seccomp",
+            CheckResult::Ok,
+            format!("filter of {} instructions", Filter::builder().instructions()),
+        )
     } else {
         item("seccomp", CheckResult::Fail, "the kernel needs CONFIG_SECCOMP_FILTER")
     }

@@ -32,7 +32,6 @@ mod pool;
 mod retire;
 mod room;
 mod sandbox;
-mod seccomp;
 mod slot;
 mod standby;
 mod supervise;

@@ -9,7 +9,7 @@ use crate::binding::{Binding, Current};
 use crate::command::registry::Registry;
 use crate::lifecycle::Lifecycle;
 use crate::telemetry::Telemetry;
-use crate::{pty, session, usage};
+use crate::{isolated, pty, session, usage};
 
 /// Handle on the daemon's state. Cloning costs one reference count.
 #[derive(Clone, Debug)]
@@ -48,6 +48,8 @@ pub struct Shared {
     pub telemetry: Option<Box<Telemetry>>,
     /// Hooks, and whether work may begin.
     pub lifecycle: Lifecycle,
+    /// The shells in namespaces of their own.
+    pub isolated: isolated::registry::Registry,
 }
 
 impl Default for Shared {
@@ -64,6 +66,7 @@ impl Default for Shared {
             terminals: pty::registry::Registry::default(),
             telemetry: None,
             lifecycle: Lifecycle::default(),
+            isolated: isolated::registry::Registry::default(),
         }
     }
 }

@@ -20,6 +20,8 @@ pub enum Args {
     Init(Plain, Vec<OsString>),
     /// Serves files as this user and group, for the daemon that executes it.
     FileWorker(u32, u32),
+    /// Makes isolated sessions, for the daemon that executes it.
+    Isolator,
     /// Print this and leave.
     Help,
 }
@@ -163,6 +165,7 @@ pub fn parse(
         }
         match name {
             "help" | "h" => return Ok(Args::Help),
+            crate::isolated::isolator::FLAG => return Ok(Args::Isolator),
             "init" => init = inline.map_or(Ok(true), |value| switch("--init", &value))?,
             "runtime-init" => {
                 plain.runtime_init = inline.map_or(Ok(true), |value| switch("--runtime-init", &value))?;

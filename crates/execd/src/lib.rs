@@ -13,6 +13,7 @@ pub mod files;
 pub mod hooks;
 pub mod http;
 pub mod init;
+pub mod isolated;
 pub mod lifecycle;
 pub mod listen;
 pub mod log;

@@ -27,7 +27,7 @@ use crate::account_cache::AccountCache;
 use crate::app::{App, Shared};
 use crate::process::inherited::next_signal;
 use crate::process::{tree, watch};
-use crate::{command, files, http, lifecycle, metrics, observe, proxy, pty, runtime_init, session};
+use crate::{command, files, http, isolated, lifecycle, metrics, observe, proxy, pty, runtime_init, session};
 
 /// How long open requests may take to end after a stop was asked for.
 const DRAIN: Duration = Duration::from_secs(5);
@@ -49,6 +49,7 @@ pub fn router(app: App) -> Router {
         .merge(session::router())
         .merge(pty::router())
         .merge(files::router())
+        .merge(isolated::router())
         .merge(metrics::router())
         .merge(proxy::router())
         .fallback(http::not_found)
@@ -217,6 +218,7 @@ async fn serve(app: App, listeners: Vec<Listener>, stop: OwnedFd) -> io::Result<
     let _ = tokio::time::timeout(DRAIN, app.commands.close_all()).await;
     let _ = tokio::time::timeout(DRAIN, app.sessions.close_all()).await;
     let _ = tokio::time::timeout(DRAIN, app.terminals.close_all()).await;
+    let _ = tokio::time::timeout(DRAIN, app.isolated.close_all()).await;
     let _ = tokio::time::timeout(LAST_EVENTS, all.connections.wait()).await;
     farewell.cancel();
     exports.close();

@@ -58,6 +58,7 @@ pub fn main() -> ExitCode {
         Ok(Args::FileWorker(uid, gid)) => {
             prepare_process().and_then(|()| crate::files::identity::run(uid, gid))
         }
+        Ok(Args::Isolator) => prepare_process().and_then(|()| crate::isolated::isolator::run_plain()),
         Ok(Args::Help) => io::stdout().write_all(args::HELP.as_bytes()),
         Err(message) => Err(io::Error::other(message)),
     };

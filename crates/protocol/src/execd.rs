@@ -15,7 +15,7 @@ pub use isolated::{
     BindMount, EnvPassthrough, Hardening, HardeningLayer, ISOLATED_TAIL_CURSOR_HEADER, IsolatedOverlay,
     IsolatedRunRequest, IsolatedRunStarted, IsolatedRunStatus, IsolatedSessionCreated, IsolatedSessionSpec,
     IsolatedSessionState, IsolatedSessionSummary, IsolatedWorkspace, IsolationCapabilities,
-    ListIsolatedSessionsResponse,
+    ListIsolatedSessionsResponse, RuntimeInit,
 };
 pub use session::{
     CreateSessionRequest, RunInSessionRequest, SessionCreated, TerminalMessage, TerminalRequest,
@@ -49,6 +49,8 @@ pub mod code {
     pub const FILE_NOT_FOUND: &str = "FILE_NOT_FOUND";
     /// No such code context, session or terminal.
     pub const CONTEXT_NOT_FOUND: &str = "CONTEXT_NOT_FOUND";
+    /// No such isolated session.
+    pub const SESSION_NOT_FOUND: &str = "SESSION_NOT_FOUND";
     /// Somebody types into the terminal already.
     pub const ALREADY_CONNECTED: &str = "ALREADY_CONNECTED";
     /// A terminal whose program does not run cannot be watched.

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
 
 use super::mounts::Dev;
 use crate::caps::CapSet;
-use crate::seccomp::{Filter, Insn};
+use osb_confine::seccomp::{Filter, Insn};
 
 /// Names of the stages, in order. The first is the clone itself.
 pub(crate) const STAGES: [&str; 11] =

@@ -1,9 +1,10 @@
 //! Overlays whose layers have their ids mapped, made as detached mounts that a sandbox's child attaches.
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
+use osb_confine::mount::map_ids;
 use rustix::fs::{CWD, Mode, OFlags, StatVfsMountFlags};
 use rustix::mount::{
     FsMountFlags, FsOpenFlags, MountAttrFlags, MountPropagationFlags, MoveMountFlags, OpenTreeFlags,
@@ -151,27 +152,6 @@ fn tree(path: &Path, namespace: Option<BorrowedFd<'_>>) -> io::Result<OwnedFd> {
         map_ids(tree.as_fd(), namespace).map_err(|error| with_path(error, path))?;
     }
     Ok(tree)
-}
-
-fn map_ids(tree: BorrowedFd<'_>, namespace: BorrowedFd<'_>) -> io::Result<()> {
-    let attr = libc::mount_attr {
-        attr_set: libc::MOUNT_ATTR_IDMAP,
-        attr_clr: 0,
-        propagation: 0,
-        userns_fd: namespace.as_raw_fd().unsigned_abs().into(),
-    };
-    // SAFETY: `attr` is complete and outlives the call, which only reads it.
-    let result = unsafe {
-        libc::syscall(
-            libc::SYS_mount_setattr,
-            tree.as_raw_fd(),
-            c"".as_ptr(),
-            libc::AT_EMPTY_PATH,
-            &raw const attr,
-            size_of::<libc::mount_attr>(),
-        )
-    };
-    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
 fn finish(context: &OwnedFd, root_id: u32) -> io::Result<OwnedFd> {

@@ -17,8 +17,8 @@ use super::message::{Hello, Outcome, Spawn, Spawned};
 use super::mounts::{self, OLD_ROOT, SPAWNER_DEV, STAGE};
 use super::startup::{self, KEPT_FROM, Link, while_doing};
 use crate::caps::CapSet;
-use crate::seccomp::Filter;
 use crate::sys::clone::{Child, Stack, clone_shared};
+use osb_confine::seccomp::Filter;
 
 const STACK_BYTES: usize = 64 << 10;
 /// The first number of a request's descriptors.
@@ -69,7 +69,7 @@ impl Spawner {
             sys: mounts::sys(hello.user_namespace)?,
             caps: CapSet(hello.caps),
             last_cap,
-            filter: Filter::new(),
+            filter: Filter::builder(),
             argv: [args[0].as_ptr(), args[1].as_ptr(), args[2].as_ptr(), ptr::null()],
             envp: [ptr::null()],
         };

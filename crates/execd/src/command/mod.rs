@@ -111,7 +111,7 @@ async fn logs(State(app): State<App>, Path(id): Path<String>, params: Params) ->
 }
 
 /// Body of a piece of output. A long one is read while it is sent.
-async fn log_body(snapshot: Snapshot) -> Result<Body, ApiError> {
+pub(crate) async fn log_body(snapshot: Snapshot) -> Result<Body, ApiError> {
     let failed = |error: io::Error| ApiError::runtime(format!("the output cannot be read: {error}"));
     let (mut snapshot, mut bytes) = read_log(snapshot).await.map_err(failed)?;
     if bytes.len() as u64 == snapshot.length {

@@ -1,8 +1,8 @@
 //! Mode and owner: how requests spell them and how they are set.
 
-use std::os::fd::{AsRawFd as _, BorrowedFd};
+use std::os::fd::BorrowedFd;
 
-use rustix::fs::{AtFlags, CWD, Gid, Mode, Uid};
+use rustix::fs::{AtFlags, Gid, Mode, Uid};
 use rustix::io::Errno;
 use serde::{Deserialize, Deserializer};
 
@@ -74,8 +74,8 @@ impl Attributes {
             match rustix::fs::fchmod(fd, mode) {
                 // `fchmod` does not take an O_PATH descriptor; the magic link does.
                 Err(Errno::BADF) => {
-                    let link = format!("/proc/self/fd/{}", fd.as_raw_fd());
-                    rustix::fs::chmodat(CWD, link, mode, AtFlags::empty())?;
+                    let (name, links) = super::session::link(fd)?;
+                    rustix::fs::chmodat(links, &*name, mode, AtFlags::empty())?;
                 }
                 result => result?,
             }

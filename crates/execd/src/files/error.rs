@@ -55,6 +55,7 @@ fn describe(errno: Errno) -> String {
         Errno::ACCESS | Errno::PERM => "permission denied".to_owned(),
         Errno::NOSPC => "no space left on the file system".to_owned(),
         Errno::DQUOT => "the disk quota is used up".to_owned(),
+        Errno::ROFS if super::session::view().is_some() => "denied: workspace is read-only".to_owned(),
         Errno::ROFS => "the file system is read-only".to_owned(),
         Errno::ISDIR => "it is a directory".to_owned(),
         Errno::BUSY => "it is in use, for instance as a mount point".to_owned(),

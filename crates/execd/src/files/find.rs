@@ -48,14 +48,18 @@ pub(crate) enum Wanted {
     Matches(Pattern),
 }
 
-/// Walks below `root` in another thread and answers with a JSON array.
-pub(crate) async fn answer(root: Requested, wanted: Wanted) -> std::result::Result<Response, ApiError> {
+/// Walks below `root` in another thread and answers with a JSON array. Of all paths `prefix` bytes are left out.
+pub(crate) async fn answer(
+    root: Requested,
+    wanted: Wanted,
+    prefix: Option<usize>,
+) -> std::result::Result<Response, ApiError> {
     // The semaphore is never closed, so the error cannot be; without a permit the walk still is right.
     let permit = WALKS.acquire().await.ok();
     let (sender, mut receiver) = mpsc::channel(PIECES);
     tokio::task::spawn_blocking(move || {
         let _permit = permit;
-        let mut answer = Answer { text: vec![b'['], sender, accounts: Accounts::read() };
+        let mut answer = Answer { text: vec![b'['], sender, accounts: Accounts::read(), prefix };
         let result = walk(&root, &wanted, &mut answer);
         answer.finish(result);
     });
@@ -98,10 +102,12 @@ struct Answer {
     text: Vec<u8>,
     sender: mpsc::Sender<Result<Piece>>,
     accounts: Accounts,
+    prefix: Option<usize>,
 }
 
 impl Answer {
     fn add(&mut self, entry: &Entry, path: &[u8]) -> Result<()> {
+        let path = self.prefix.map_or(path, |prefix| super::session::shortened(path, prefix));
         let info = entry.describe(String::from_utf8_lossy(path).into_owned(), &self.accounts);
         // Empty after a piece was sent, which ended in an entry.
         if self.text != b"[" {

@@ -16,12 +16,14 @@ mod multipart;
 pub(crate) mod path;
 mod pattern;
 mod range;
-mod remove;
+pub(crate) mod remove;
 mod rename;
 mod replace;
+pub(crate) mod session;
 mod spool;
 mod temp;
 mod upload;
+pub(crate) mod workers;
 
 use std::collections::BTreeMap;
 use std::os::fd::AsFd as _;
@@ -188,11 +190,12 @@ async fn search(State(app): State<App>, query: Query) -> Answer {
     let root = root_of(&query, app).await?;
     let pattern = String::from_utf8_lossy(query.get("pattern").unwrap_or_default()).into_owned();
     let pattern = Pattern::new(&pattern).map_err(|error| ApiError::invalid(error.to_string()))?;
-    find::answer(root, find::Wanted::Matches(pattern)).await
+    let prefix = session::view().map(|view| view.prefix(&root.path));
+    find::answer(root, find::Wanted::Matches(pattern), prefix).await
 }
 
 async fn list(State(app): State<App>, query: Query) -> Answer {
     let root = root_of(&query, app).await?;
     let depth = query.number("depth", 0)?.unwrap_or(1);
-    find::answer(root, find::Wanted::Listing { depth }).await
+    find::answer(root, find::Wanted::Listing { depth }, None).await
 }

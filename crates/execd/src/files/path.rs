@@ -72,7 +72,11 @@ impl Requested {
         };
         let expanded = expand_home(expanded, surroundings);
         // `components` drops empty and `.` components and the slash at the end.
-        let path = surroundings.cwd().join(OsStr::from_bytes(&expanded)).components().collect();
+        let path: PathBuf = surroundings.cwd().join(OsStr::from_bytes(&expanded)).components().collect();
+        let path = match super::session::view() {
+            Some(view) => view.place(&path, &shown)?,
+            None => path,
+        };
         Ok(Self { shown, path })
     }
 

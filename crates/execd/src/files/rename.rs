@@ -15,6 +15,12 @@ use super::{copy, dir, remove};
 /// Moves `src` to `dest`, which must not exist; its missing parents are made. Across file systems the tree is
 /// copied under a hidden name, put in place, and only then removed at its old place.
 pub(crate) fn rename(src: &Requested, dest: &Requested) -> Result<()> {
+    if super::session::view().is_some_and(|view| !view.together(&src.path, &dest.path)) {
+        return Err(FileError::Refused(format!(
+            "{}: cannot be moved to {}, which is in another tree of the session",
+            src.shown, dest.shown
+        )));
+    }
     let (src_parent, src_name) = src.split()?;
     let (dest_parent, dest_name) = dest.split()?;
     let src_failed = |errno| FileError::of(&src.shown, "move", errno);

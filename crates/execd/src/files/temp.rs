@@ -10,10 +10,10 @@
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io::{Seek as _, Write as _};
-use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-use rustix::fs::{Access, AtFlags, CWD, FileType, Mode, OFlags, RenameFlags};
+use rustix::fs::{Access, AtFlags, FileType, Mode, OFlags, RenameFlags};
 use rustix::io::Errno;
 
 use super::attributes::Attributes;
@@ -232,8 +232,8 @@ fn link_unnamed(file: &File, dir: BorrowedFd<'_>, name: &OsStr) -> rustix::io::R
     match rustix::fs::linkat(file, c"", dir, name, AtFlags::EMPTY_PATH) {
         // Older kernels ask for CAP_DAC_READ_SEARCH and hide that behind ENOENT; the magic link needs /proc.
         Err(Errno::NOENT | Errno::PERM) => {
-            let link = format!("/proc/self/fd/{}", file.as_raw_fd());
-            rustix::fs::linkat(CWD, link, dir, name, AtFlags::SYMLINK_FOLLOW)
+            let (link, links) = super::session::link(file)?;
+            rustix::fs::linkat(links, &*link, dir, name, AtFlags::SYMLINK_FOLLOW)
         }
         result => result,
     }

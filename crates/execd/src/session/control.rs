@@ -8,7 +8,7 @@ const LONGEST: usize = 4 << 10;
 
 /// A word of the shell.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Message {
+pub(crate) enum Message {
     /// The run with this mark is about to begin.
     Begin(String),
     /// It has ended.
@@ -24,14 +24,14 @@ pub(super) enum Message {
 
 /// Puts pieces together.
 #[derive(Debug, Default)]
-pub(super) struct Parser {
+pub(crate) struct Parser {
     buffer: Vec<u8>,
     overflown: bool,
 }
 
 impl Parser {
     /// Takes the next bytes and hands over each word they end.
-    pub(super) fn push(&mut self, mut bytes: &[u8], mut take: impl FnMut(Message)) {
+    pub(crate) fn push(&mut self, mut bytes: &[u8], mut take: impl FnMut(Message)) {
         while let Some(end) = memchr::memchr(0, bytes) {
             self.keep(&bytes[..end]);
             bytes = &bytes[end + 1..];
@@ -55,7 +55,7 @@ impl Parser {
     }
 
     /// Forgets a word that has not come to its end: its writer is gone.
-    pub(super) fn reset(&mut self) {
+    pub(crate) fn reset(&mut self) {
         *self = Self::default();
     }
 }

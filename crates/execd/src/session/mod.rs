@@ -1,10 +1,11 @@
 //! Sessions: shells that keep their variables, functions and directory from one run to the next.
 
-mod control;
+pub(crate) mod control;
+pub(crate) mod feeder;
 mod life;
 mod place;
 pub mod registry;
-mod script;
+pub(crate) mod script;
 mod shell;
 
 use std::time::Duration;

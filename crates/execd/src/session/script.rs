@@ -76,7 +76,7 @@ pub(super) struct Run<'a> {
 }
 
 /// A single word that means exactly these bytes.
-pub(super) fn quoted(bytes: &[u8]) -> Vec<u8> {
+pub(crate) fn quoted(bytes: &[u8]) -> Vec<u8> {
     let mut out = Vec::with_capacity(bytes.len() + 2);
     out.push(b'\'');
     for piece in bytes.split_inclusive(|&byte| byte == b'\'') {

@@ -6,8 +6,8 @@ use std::os::fd::{AsFd as _, OwnedFd};
 use std::path::PathBuf;
 
 use tokio::io::unix::AsyncFd;
-use tokio::net::unix::pipe::Sender;
 
+use super::feeder::Feeder;
 use super::place::Place;
 use super::script::{Kind, LONGEST_FED, Text};
 use crate::app::App;
@@ -52,9 +52,7 @@ pub(super) struct Born {
 pub(super) struct Shell {
     pub(super) pid: i32,
     pub(super) pidfd: AsyncFd<OwnedFd>,
-    feed: Sender,
-    pending: Vec<u8>,
-    fed: usize,
+    feeder: Feeder,
 }
 
 impl Recipe {
@@ -169,16 +167,16 @@ impl Born {
     /// Lets the runtime watch it. One that cannot be watched is killed.
     pub(super) fn watch(self) -> io::Result<Shell> {
         let pid = self.spawned.pid;
-        match (Sender::from_owned_fd(self.feed), watch::readable(self.spawned.pidfd)) {
-            (Ok(feed), Ok(pidfd)) => Ok(Shell { pid, pidfd, feed, pending: self.begin, fed: 0 }),
-            (feed, pidfd) => {
+        match (Feeder::new(self.feed, self.begin), watch::readable(self.spawned.pidfd)) {
+            (Ok(feeder), Ok(pidfd)) => Ok(Shell { pid, pidfd, feeder }),
+            (feeder, pidfd) => {
                 let (pidfd, error) = match pidfd {
                     Ok(pidfd) => (pidfd.into_inner(), None),
                     Err((pidfd, error)) => (pidfd, Some(error)),
                 };
                 let _ = rustix::process::pidfd_send_signal(&pidfd, rustix::process::Signal::KILL);
                 let _ = crate::process::exit::wait_blocking(&pidfd);
-                Err(error.or_else(|| feed.err()).unwrap_or_else(|| io::ErrorKind::Other.into()))
+                Err(error.or_else(|| feeder.err()).unwrap_or_else(|| io::ErrorKind::Other.into()))
             }
         }
     }
@@ -187,41 +185,19 @@ impl Born {
 impl Shell {
     /// Adds to what it reads next.
     pub(super) fn tell(&mut self, text: &[u8]) {
-        self.pending.extend_from_slice(text);
-    }
-
-    fn is_hungry(&self) -> bool {
-        self.fed < self.pending.len()
+        self.feeder.tell(text);
     }
 
     /// Waits for its end, and feeds it meanwhile; `None` when it was fed. Cancel safe.
     pub(super) async fn turn(&mut self) -> Option<Exit> {
-        let hungry = self.is_hungry();
-        let writable = tokio::select! {
-            exit = ended(&self.pidfd) => return Some(exit),
-            writable = self.feed.writable(), if hungry => writable.is_ok(),
-        };
-        match self.feed.try_write(&self.pending[self.fed..]) {
-            Ok(length) if writable => {
-                self.fed += length;
-                if !self.is_hungry() {
-                    self.drop_pending();
-                }
-            }
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-            // It reads no more; its end will be seen.
-            _ => self.drop_pending(),
+        tokio::select! {
+            exit = ended(&self.pidfd) => Some(exit),
+            () = self.feeder.turn() => None,
         }
-        None
-    }
-
-    fn drop_pending(&mut self) {
-        self.fed = 0;
-        self.pending = Vec::new();
     }
 
     /// Whether it has read all there is.
     pub(super) fn has_read_all(&self) -> bool {
-        !self.is_hungry() && rustix::io::ioctl_fionread(&self.feed).is_ok_and(|left| left == 0)
+        self.feeder.has_read_all()
     }
 }

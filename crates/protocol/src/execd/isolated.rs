@@ -218,6 +218,17 @@ pub struct IsolationCapabilities {
     /// Layers of defence.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub hardening: Option<Hardening>,
+    /// What the daemon knows of late initialisation.
+    #[serde(rename = "runtimeInit", skip_serializing_if = "Option::is_none")]
+    pub runtime_init: Option<RuntimeInit>,
+}
+
+/// Which form of late initialisation a daemon knows.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct RuntimeInit {
+    /// Its number.
+    pub version: u32,
 }
 
 /// Layers of defence of everything that the daemon starts.

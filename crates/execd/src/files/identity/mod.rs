@@ -6,45 +6,29 @@
 //! of the daemon by `/proc/self/fd`, and would keep its right to set capabilities and extended attributes.
 
 mod worker;
-mod workers;
 
-pub(crate) use worker::{FLAG, run};
+pub(crate) use worker::{FLAG, run, serve};
 
-use std::pin::Pin;
-use std::task::{Context, Poll, ready};
+use std::ffi::CString;
+use std::io;
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
 
-use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::response::Response;
 use axum::routing::any;
-use bytes::Bytes;
-use http::header::{self, HeaderName};
 use http::uri::PathAndQuery;
-use http::{HeaderMap, HeaderValue, StatusCode, Uri};
-use http_body::{Body as _, Frame, SizeHint};
-use hyper::body::Incoming;
-use osb_protocol::execd::ACCESS_TOKEN_HEADER;
+use http::{StatusCode, Uri};
 
-use self::workers::{Worker, Workers};
+use super::workers::{Kind, Workers};
+use crate::accounts::Accounts;
 use crate::app::App;
 use crate::http::ApiError;
+use crate::process::spawn::{Program, Stdio, spawn};
 
 /// Segments of a path before the part that the worker sees: an empty one, `v1`, `filesystem` and the two ids.
 const PREFIX_SEGMENTS: usize = 5;
-
-/// Headers of one hop, and what is none of the worker's business.
-const NOT_FORWARDED: [HeaderName; 9] = [
-    header::CONNECTION,
-    HeaderName::from_static("keep-alive"),
-    HeaderName::from_static("proxy-connection"),
-    header::TE,
-    header::TRAILER,
-    header::TRANSFER_ENCODING,
-    header::UPGRADE,
-    // The daemon has answered that itself.
-    header::EXPECT,
-    HeaderName::from_static(ACCESS_TOKEN_HEADER),
-];
 
 /// Whom a request wants to be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -68,7 +52,7 @@ impl Who {
 
 /// The module's routes.
 pub(super) fn router() -> axum::Router<App> {
-    let workers = Workers::default();
+    let workers = Workers::<Identified>::default();
     let serve = move |State(app): State<App>, request: Request| {
         let workers = workers.clone();
         async move { forward(&workers, &app, request).await }
@@ -80,25 +64,53 @@ pub(super) fn router() -> axum::Router<App> {
         .route("/v1/filesystem/{uid}/{gid}/directories/{*rest}", any(serve))
 }
 
-async fn forward(workers: &Workers, app: &App, request: Request) -> Result<Response, ApiError> {
+async fn forward(workers: &Workers<Identified>, app: &App, request: Request) -> Result<Response, ApiError> {
     let (mut head, body) = request.into_parts();
     let who;
     (who, head.uri) = split(&head.uri)?;
-    head.extensions.clear();
-    clean(&mut head.headers);
-    head.headers.insert(header::HOST, HeaderValue::from_static("files"));
-    if body.size_hint().exact().is_none() {
-        // Without this the client leaves out a body whose length it does not know.
-        head.headers.insert(header::TRANSFER_ENCODING, HeaderValue::from_static("chunked"));
+    let accounts = {
+        let app = app.clone();
+        tokio::task::spawn_blocking(move || app.accounts.get())
+            .await
+            .map_err(|error| unavailable(who, error))?
+    };
+    workers.forward(&Identified { who, accounts }, Request::from_parts(head, body)).await
+}
+
+/// An identity, and the accounts that its groups are read from: with others it is not the same any more.
+#[derive(Debug, Clone)]
+struct Identified {
+    who: Who,
+    accounts: Arc<Accounts>,
+}
+
+impl PartialEq for Identified {
+    fn eq(&self, other: &Self) -> bool {
+        self.who == other.who && Arc::ptr_eq(&self.accounts, &other.accounts)
     }
-    let (worker, answer) = workers.send(who, app, Request::from_parts(head, body)).await?;
-    let (mut head, body) = answer.into_parts();
-    clean(&mut head.headers);
-    head.extensions.clear();
-    Ok(Response::from_parts(
-        head,
-        Body::new(Answer { body, ended: false, worker: Some(worker), workers: workers.clone() }),
-    ))
+}
+
+impl Kind for Identified {
+    /// Executes this very program again. It is still the daemon's user, and becomes the other one by itself: the
+    /// program need not be anybody else's to execute.
+    fn start(&self, connection: UnixStream) -> io::Result<OwnedFd> {
+        let null = std::fs::OpenOptions::new().read(true).write(true).open("/dev/null")?;
+        let ids = CString::new(format!("{}:{}", self.who.uid, self.who.gid))?;
+        let program = Program {
+            candidates: vec![c"/proc/self/exe".to_owned()],
+            argv: vec![c"execd".to_owned(), CString::new(format!("--{FLAG}"))?, ids],
+            env: Vec::new(),
+            cwd: c"/".to_owned(),
+            identity: None,
+            tag: None,
+        };
+        let stdio = Stdio { stdin: connection.as_fd(), stdout: null.as_fd(), stderr: null.as_fd() };
+        Ok(spawn(&program, stdio, &[]).map_err(io::Error::other)?.pidfd)
+    }
+
+    fn unavailable(&self, reason: &dyn std::fmt::Display) -> ApiError {
+        unavailable(self.who, reason)
+    }
 }
 
 /// Takes the identity off the path. Nothing is decoded: ids need no encoding, and the rest is the worker's.
@@ -109,53 +121,6 @@ fn split(uri: &Uri) -> Result<(Who, Uri), ApiError> {
     let who = Who::parse(uid, gid)?;
     let rest = format!("/{}", segments.next().unwrap_or_default()).parse::<PathAndQuery>();
     Ok((who, rest.map_err(|error| ApiError::invalid(format!("the path cannot be read: {error}")))?.into()))
-}
-
-fn clean(headers: &mut HeaderMap) {
-    for name in NOT_FORWARDED {
-        headers.remove(name);
-    }
-}
-
-/// A worker's answer, which gives the worker back when it has been read to its end. Dropped before that, it ends
-/// the worker's connection and thereby the worker.
-struct Answer {
-    body: Incoming,
-    ended: bool,
-    worker: Option<Worker>,
-    workers: Workers,
-}
-
-impl http_body::Body for Answer {
-    type Data = Bytes;
-    type Error = hyper::Error;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
-        let frame = ready!(Pin::new(&mut self.body).poll_frame(context));
-        self.ended = frame.is_none();
-        Poll::Ready(frame)
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
-    }
-}
-
-impl Drop for Answer {
-    fn drop(&mut self) {
-        if (self.ended || self.body.is_end_stream())
-            && let Some(worker) = self.worker.take()
-        {
-            self.workers.give_back(worker);
-        }
-    }
 }
 
 /// The worker is gone, or never became who it should be.

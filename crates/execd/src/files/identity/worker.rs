@@ -14,6 +14,7 @@ use hyper_util::service::TowerToHyperService;
 use rustix::process::DumpableBehavior;
 use rustix::thread::{CapabilitySet, CapabilitySets};
 
+use super::super::workers::READY;
 use super::Who;
 use crate::accounts::Accounts;
 use crate::app::{App, Shared};
@@ -21,8 +22,6 @@ use crate::binding::{Binding, Current};
 
 /// The flag that makes this program a worker.
 pub(crate) const FLAG: &str = "file-worker";
-/// What a worker says when it is who it should be; anything else is the reason why it is not.
-pub(super) const READY: &str = "ready";
 /// One request at a time needs a thread for the next piece and one for the current.
 const BLOCKING_THREADS: usize = 4;
 
@@ -37,17 +36,25 @@ pub(crate) fn run(uid: u32, gid: u32) -> io::Result<()> {
     let identity = Identity::of(&Accounts::read(), Who { uid, gid });
     let word = identity.assume().err().unwrap_or_else(|| READY.to_owned());
     socket.write_all(format!("{word}\n").as_bytes())?;
-    if word == READY { serve(socket, identity.home) } else { Ok(()) }
+    if word == READY {
+        let binding = Binding { env: vec![("HOME".into(), identity.home.into())], ..Binding::default() };
+        serve(socket, Shared { binding: Current::new(binding), ..Shared::default() })
+    } else {
+        Ok(())
+    }
 }
 
-fn serve(socket: UnixStream, home: String) -> io::Result<()> {
+/// Serves files on a connection to its end. Call it while the process has one thread.
+///
+/// # Errors
+/// The socket or the runtime fails.
+pub(crate) fn serve(socket: UnixStream, shared: Shared) -> io::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_io()
         .enable_time()
         .max_blocking_threads(BLOCKING_THREADS)
         .build()?;
-    let binding = Binding { env: vec![("HOME".into(), home.into())], ..Binding::default() };
-    let app = App::new(Shared { binding: Current::new(binding), ..Shared::default() });
+    let app = App::new(shared);
     let router = super::super::operations()
         .fallback(crate::http::not_found)
         .method_not_allowed_fallback(crate::http::not_found)

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 /// One instruction, in the kernel's layout.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(C)]
-pub(crate) struct Insn {
+pub struct Insn {
     code: u16,
     jt: u8,
     jf: u8,
@@ -31,7 +31,7 @@ const OFFSET_ARCH: u32 = 4;
 
 /// What to do with a system call.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Verdict {
+pub(super) enum Verdict {
     /// Let it through.
     Allow,
     /// Fail with this error number.
@@ -42,15 +42,15 @@ pub(crate) enum Verdict {
 
 /// A decision by one argument.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct ArgTest {
+pub(super) struct ArgTest {
     /// Index of the argument, 0 to 5.
-    pub(crate) index: u8,
+    pub(super) index: u8,
     /// Bits of the argument to look at.
-    pub(crate) mask: u32,
+    pub(super) mask: u32,
     /// First match wins.
-    pub(crate) cases: Vec<(u32, Verdict)>,
+    pub(super) cases: Vec<(u32, Verdict)>,
     /// When nothing matches.
-    pub(crate) otherwise: Box<Verdict>,
+    pub(super) otherwise: Box<Verdict>,
 }
 
 fn insn(code: u16, k: u32) -> Insn {
@@ -97,7 +97,7 @@ fn branch(code: &mut Vec<Insn>, comparison: u16, k: u32, then: Vec<Insn>) {
 
 /// Builds the program. Numbers that `table` does not name get `between` up to its largest number and `beyond`
 /// after it.
-pub(crate) fn program(
+pub(super) fn program(
     arch: u32,
     table: &BTreeMap<u32, Verdict>,
     between: &Verdict,
@@ -149,7 +149,7 @@ pub(super) mod interpreter {
     use super::*;
 
     /// Result of a run: the kernel's return value and the number of instructions it took.
-    pub(in crate::seccomp) fn run(program: &[Insn], nr: u32, arch: u32, args: [u64; 6]) -> (u32, usize) {
+    pub(in super::super) fn run(program: &[Insn], nr: u32, arch: u32, args: [u64; 6]) -> (u32, usize) {
         let mut data = [0u32; 16];
         data[0] = nr;
         data[1] = arch;
@@ -174,7 +174,7 @@ pub(super) mod interpreter {
         }
     }
 
-    pub(in crate::seccomp) fn value(verdict: &Verdict, args: [u64; 6]) -> u32 {
+    pub(in super::super) fn value(verdict: &Verdict, args: [u64; 6]) -> u32 {
         match verdict {
             Verdict::Allow => RET_ALLOW,
             Verdict::Errno(errno) => RET_ERRNO | u32::from(*errno),

@@ -98,7 +98,7 @@ const TIOCLINUX: u32 = 0x541c;
 const IPPROTO_RAW: i32 = 255;
 
 /// Verdicts by number. Numbers in between that have none are refused.
-pub(super) fn table() -> BTreeMap<u32, Verdict> {
+pub(super) fn sandbox() -> BTreeMap<u32, Verdict> {
     let mut table = BTreeMap::new();
     for &number in ALLOWED.iter().chain(ALLOWED_HERE) {
         table.insert(nr(number), Verdict::Allow);
@@ -111,18 +111,7 @@ pub(super) fn table() -> BTreeMap<u32, Verdict> {
     }
     table.entry(LAST_KNOWN).or_insert(Verdict::Errno(EPERM));
 
-    let namespaces = (libc::CLONE_NEWNS
-        | libc::CLONE_NEWCGROUP
-        | libc::CLONE_NEWUTS
-        | libc::CLONE_NEWIPC
-        | libc::CLONE_NEWUSER
-        | libc::CLONE_NEWPID
-        | libc::CLONE_NEWNET)
-        .cast_unsigned();
-    table.insert(nr(libc::SYS_clone), without_bits(0, namespaces));
-    // In `clone` the bit of the time namespace is part of the exit signal.
-    table.insert(nr(libc::SYS_unshare), without_bits(0, namespaces | CLONE_NEWTIME));
-
+    table.extend(no_namespaces());
     table.insert(nr(libc::SYS_socket), socket());
     let unix = (libc::AF_UNIX.cast_unsigned(), Verdict::Allow);
     table.insert(nr(libc::SYS_socketpair), one_of(0, vec![unix], errno(libc::EAFNOSUPPORT)));
@@ -137,6 +126,85 @@ pub(super) fn table() -> BTreeMap<u32, Verdict> {
     // Typing into somebody's terminal.
     let typing = vec![(TIOCSTI, Verdict::Errno(EPERM)), (TIOCLINUX, Verdict::Errno(EPERM))];
     table.insert(nr(libc::SYS_ioctl), one_of(1, typing, Verdict::Allow));
+    table
+}
+
+/// Threads and processes, but no namespaces.
+fn no_namespaces() -> [(u32, Verdict); 2] {
+    let namespaces = (libc::CLONE_NEWNS
+        | libc::CLONE_NEWCGROUP
+        | libc::CLONE_NEWUTS
+        | libc::CLONE_NEWIPC
+        | libc::CLONE_NEWUSER
+        | libc::CLONE_NEWPID
+        | libc::CLONE_NEWNET)
+        .cast_unsigned();
+    [
+        (nr(libc::SYS_clone), without_bits(0, namespaces)),
+        // In `clone` the bit of the time namespace is part of the exit signal.
+        (nr(libc::SYS_unshare), without_bits(0, namespaces | CLONE_NEWTIME)),
+    ]
+}
+
+/// What isolated sessions are made with.
+const BUILDING: &[libc::c_long] = numbers! {
+    SYS_mount SYS_mount_setattr SYS_move_mount SYS_open_tree SYS_setns SYS_sethostname
+};
+
+/// The contract's list for isolated sessions (`execd.md` 12.7), and the error that it names for them.
+const REFUSED_TO_SESSIONS: &[libc::c_long] = numbers! {
+    SYS_mount SYS_umount2 SYS_chroot SYS_pivot_root SYS_ptrace SYS_process_vm_readv SYS_process_vm_writev SYS_kcmp
+    SYS_init_module SYS_finit_module SYS_delete_module SYS_bpf SYS_seccomp SYS_personality SYS_add_key
+    SYS_request_key SYS_keyctl SYS_reboot SYS_syslog SYS_swapon SYS_swapoff SYS_setns SYS_unshare
+    SYS_name_to_handle_at SYS_open_by_handle_at SYS_userfaultfd SYS_kexec_load SYS_kexec_file_load SYS_acct
+};
+#[cfg(target_arch = "x86_64")]
+const REFUSED_TO_SESSIONS_HERE: &[libc::c_long] = numbers! { SYS_iopl SYS_ioperm };
+#[cfg(not(target_arch = "x86_64"))]
+const REFUSED_TO_SESSIONS_HERE: &[libc::c_long] = &[];
+
+/// Doors to mounts that the contract's list is older than, and to the kernel beside all filters.
+const REFUSED_TO_SESSIONS_TOO: &[libc::c_long] = numbers! {
+    SYS_open_tree SYS_move_mount SYS_mount_setattr SYS_fsopen SYS_fsconfig SYS_fsmount SYS_fspick SYS_sethostname
+    SYS_setdomainname SYS_perf_event_open SYS_pidfd_getfd
+};
+
+/// On x86-64 the calls from here on are the same ones again, with shorter pointers.
+const OTHER_NUMBERS: u32 = 0x4000_0000;
+
+/// As [`sandbox`], for what makes isolated sessions.
+pub(super) fn builder() -> BTreeMap<u32, Verdict> {
+    let mut table = sandbox();
+    for &number in BUILDING {
+        table.insert(nr(number), Verdict::Allow);
+    }
+    for number in [libc::SYS_clone, libc::SYS_unshare] {
+        table.insert(nr(number), Verdict::Allow);
+    }
+    table
+}
+
+/// What [`builder`] allows beyond [`sandbox`].
+pub(super) fn rest() -> BTreeMap<u32, Verdict> {
+    let mut table: BTreeMap<u32, Verdict> =
+        BUILDING.iter().map(|&number| (nr(number), Verdict::Errno(EPERM))).collect();
+    table.extend(no_namespaces());
+    table.insert(OTHER_NUMBERS, Verdict::Errno(ENOSYS));
+    table
+}
+
+/// What is refused to programs of an isolated session.
+pub(super) fn session() -> BTreeMap<u32, Verdict> {
+    let mut table = rest();
+    for &number in REFUSED_TO_SESSIONS_TOO {
+        table.insert(nr(number), Verdict::Errno(EPERM));
+    }
+    for &number in REFUSED_TO_SESSIONS.iter().chain(REFUSED_TO_SESSIONS_HERE) {
+        table.insert(nr(number), errno(libc::EACCES));
+    }
+    for &number in ABSENT {
+        table.insert(nr(number), Verdict::Errno(ENOSYS));
+    }
     table
 }
 

@@ -1,11 +1,16 @@
-//! The system call filter of every sandbox: an allow list, built once and installed by each child.
+//! System call filters: an allow list for sandboxes, and what is taken away of it for whom.
+//!
+//! The engine starts a sandbox's init under [`Filter::builder`], because init has processes that make isolated
+//! sessions. Whatever else runs in the sandbox, daemon, entrypoint and commands, has [`Filter::rest`] on top, and both
+//! together are [`Filter::sandbox`]. Two filters cost no more than one: the kernel remembers per call that all allow it.
 
 mod bpf;
 mod table;
 
 use std::io;
 
-pub(crate) use bpf::Insn;
+pub use bpf::Insn;
+use bpf::Verdict;
 
 #[cfg(target_arch = "x86_64")]
 const ARCH: u32 = 0xc000_003e;
@@ -14,21 +19,51 @@ const ARCH: u32 = 0xc000_00b7;
 
 /// The program, ready to be installed.
 #[derive(Debug, Clone)]
-pub(crate) struct Filter(Vec<Insn>);
+pub struct Filter(Vec<Insn>);
 
 impl Filter {
-    /// Builds the filter for this architecture.
-    pub(crate) fn new() -> Self {
-        use bpf::Verdict;
+    /// What programs of a sandbox may call.
+    #[must_use]
+    pub fn sandbox() -> Self {
+        Self::allowing(&table::sandbox())
+    }
+
+    /// As [`Filter::sandbox`], and what it takes to make namespaces and mounts.
+    #[must_use]
+    pub fn builder() -> Self {
+        Self::allowing(&table::builder())
+    }
+
+    /// Takes away what [`Filter::builder`] allows beyond [`Filter::sandbox`]. Short, since it is installed while
+    /// somebody waits.
+    #[must_use]
+    pub fn rest() -> Self {
+        Self::refusing(&table::rest())
+    }
+
+    /// For programs of an isolated session. Stands for itself where there is no other filter.
+    #[must_use]
+    pub fn session() -> Self {
+        Self::refusing(&table::session())
+    }
+
+    fn allowing(table: &std::collections::BTreeMap<u32, Verdict>) -> Self {
         // A call that no table knows is newer than the table: programs take ENOSYS as "old kernel" and fall
         // back. A known one that is not offered is refused in plain words.
-        Self(bpf::program(ARCH, &table::table(), &Verdict::Errno(EPERM), &Verdict::Errno(ENOSYS)))
+        Self(bpf::program(ARCH, table, &Verdict::Errno(EPERM), &Verdict::Errno(ENOSYS)))
+    }
+
+    fn refusing(table: &std::collections::BTreeMap<u32, Verdict>) -> Self {
+        Self(bpf::program(ARCH, table, &Verdict::Allow, &Verdict::Errno(ENOSYS)))
     }
 
     /// Installs the filter on the calling thread, for good. `no_new_privs` must be set.
     ///
     /// Makes one system call and touches nothing else, so it may run in a child that shares memory.
-    pub(crate) fn install(&self) -> io::Result<()> {
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn install(&self) -> io::Result<()> {
         let program = libc::sock_fprog {
             len: u16::try_from(self.0.len()).map_err(|_| io::Error::from_raw_os_error(libc::E2BIG))?,
             filter: self.0.as_ptr().cast_mut().cast(),
@@ -41,7 +76,8 @@ impl Filter {
     }
 
     /// Number of instructions.
-    pub(crate) fn len(&self) -> usize {
+    #[must_use]
+    pub fn instructions(&self) -> usize {
         self.0.len()
     }
 }
@@ -59,7 +95,7 @@ mod tests {
     const ALLOW: u32 = 0x7fff_0000;
 
     fn verdict(nr: libc::c_long, args: [u64; 6]) -> u32 {
-        run(&Filter::new().0, u32::try_from(nr).unwrap(), ARCH, args).0
+        run(&Filter::sandbox().0, u32::try_from(nr).unwrap(), ARCH, args).0
     }
 
     fn errno(number: i32) -> u32 {
@@ -68,11 +104,95 @@ mod tests {
 
     #[test]
     fn filter_is_small_and_shallow() {
-        let filter = Filter::new();
-        assert!(filter.len() < 400, "{}", filter.len());
+        let filter = Filter::builder();
+        assert!(filter.instructions() < 400, "{}", filter.instructions());
         for nr in 0..500 {
             let (_, steps) = run(&filter.0, nr, ARCH, [0; 6]);
             assert!(steps < 24, "{nr} takes {steps}");
+        }
+    }
+
+    /// What the kernel makes of several filters: the strictest answer, of refusals that of the newest filter.
+    fn stacked(filters: &[&Filter], nr: u32, args: [u64; 6]) -> u32 {
+        let answers = filters.iter().rev().map(|filter| run(&filter.0, nr, ARCH, args).0);
+        answers
+            .reduce(|newer, older| if older & 0xffff_0000 < newer & 0xffff_0000 { older } else { newer })
+            .unwrap()
+    }
+
+    #[test]
+    fn the_builders_filter_and_the_rest_are_the_sandboxs() {
+        let (builder, rest, sandbox) = (Filter::builder(), Filter::rest(), Filter::sandbox());
+        assert!(rest.instructions() < 80, "{}", rest.instructions());
+        let mut values: Vec<u64> = (0..32).map(|bit| 1 << bit).collect();
+        values.extend([0, 2, 10, 16, 0x5412, u64::MAX, u64::from(u32::MAX)]);
+        for nr in (0..600).chain([0x4000_0000, 0x4000_00a5]) {
+            for &value in &values {
+                for args in
+                    [[value; 6], [value, 0, 0, 0, 0, 0], [2, 1, value, 0, 0, 0], [0, value, 0, 0, 0, 0]]
+                {
+                    let alone = run(&sandbox.0, nr, ARCH, args).0;
+                    assert_eq!(stacked(&[&builder, &rest], nr, args), alone, "{nr} {args:x?}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_builder_may_do_what_no_other_may() {
+        let builder = Filter::builder();
+        for nr in
+            [libc::SYS_mount, libc::SYS_move_mount, libc::SYS_open_tree, libc::SYS_setns, libc::SYS_unshare]
+        {
+            let args = [libc::CLONE_NEWUSER as u64, 0, 0, 0, 0, 0];
+            assert_eq!(run(&builder.0, u32::try_from(nr).unwrap(), ARCH, args).0, ALLOW, "{nr}");
+        }
+        for nr in [
+            libc::SYS_bpf,
+            libc::SYS_open_by_handle_at,
+            libc::SYS_keyctl,
+            libc::SYS_fsopen,
+            libc::SYS_quotactl,
+        ] {
+            assert_eq!(
+                run(&builder.0, u32::try_from(nr).unwrap(), ARCH, [0; 6]).0,
+                errno(libc::EPERM),
+                "{nr}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_session_is_refused_with_the_contracts_error() {
+        let (builder, session) = (Filter::builder(), Filter::session());
+        for filters in [&[&session][..], &[&builder, &session]] {
+            for nr in [
+                libc::SYS_mount,
+                libc::SYS_ptrace,
+                libc::SYS_chroot,
+                libc::SYS_unshare,
+                libc::SYS_setns,
+                libc::SYS_bpf,
+            ] {
+                let nr = u32::try_from(nr).unwrap();
+                assert_eq!(stacked(filters, nr, [0; 6]), errno(libc::EACCES), "{nr}");
+            }
+            let namespaces = [libc::CLONE_NEWUSER as u64, 0, 0, 0, 0, 0];
+            assert_eq!(
+                stacked(filters, u32::try_from(libc::SYS_clone).unwrap(), namespaces),
+                errno(libc::EPERM)
+            );
+            assert_eq!(stacked(filters, u32::try_from(libc::SYS_clone).unwrap(), [17, 0, 0, 0, 0, 0]), ALLOW);
+            assert_eq!(
+                stacked(filters, u32::try_from(libc::SYS_open_tree).unwrap(), [0; 6]),
+                errno(libc::EPERM)
+            );
+            assert_eq!(
+                stacked(filters, u32::try_from(libc::SYS_clone3).unwrap(), [0; 6]),
+                errno(libc::ENOSYS)
+            );
+            // The other numbering of the same calls.
+            assert_eq!(stacked(filters, 0x4000_0000 | 165, [0; 6]), errno(libc::ENOSYS));
         }
     }
 
