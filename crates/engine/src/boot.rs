@@ -6,8 +6,10 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Instant;
 
+use osb_confine::mount::{Change, set_attributes};
 use osb_protocol::boot::{Boot, BootFds, Started, UsageFds};
-use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::fs::{CWD, MemfdFlags, SealFlags};
+use rustix::mount::{OpenTreeFlags, open_tree};
 use rustix::net::RecvFlags;
 use serde::Serialize;
 use tokio::io::Interest;
@@ -15,6 +17,7 @@ use tokio::io::unix::AsyncFd;
 
 use crate::helper::child::STAGES;
 use crate::helper::message::{Outcome, Spawn};
+use crate::helper::preparer::SESSIONS;
 use crate::helper::spawners::{Lost, Spawners};
 use crate::identity::Identity;
 use crate::slot::{Maker, Ready};
@@ -48,7 +51,11 @@ impl<'a> Kept<'a> {
 }
 
 /// Lays out the daemon's descriptors.
-fn lay_out<'a>(ready: &'a Ready, orders: BorrowedFd<'a>) -> (BootFds, Kept<'a>) {
+fn lay_out<'a>(
+    ready: &'a Ready,
+    orders: BorrowedFd<'a>,
+    uppers: Option<BorrowedFd<'a>>,
+) -> (BootFds, Kept<'a>) {
     let mut kept = Kept { fds: Vec::with_capacity(16) };
     let listen = kept.number(ready.listener.as_fd());
     let orders = kept.number(orders);
@@ -59,7 +66,8 @@ fn lay_out<'a>(ready: &'a Ready, orders: BorrowedFd<'a>) -> (BootFds, Kept<'a>) 
     let [cpuacct_usage, cpu_stat, memory_current, memory_stat, oom_events] =
         cgroups.usage_fds().map(|fd| fd.map(|fd| kept.number(fd)));
     let usage = UsageFds { cpuacct_usage, cpu_stat, memory_current, memory_stat, oom_events };
-    (BootFds { listen, orders, ended, log, work_cgroup, usage }, kept)
+    let uppers = uppers.map(|fd| kept.number(fd));
+    (BootFds { listen, orders, ended, log, work_cgroup, uppers, usage }, kept)
 }
 
 /// A document in memory that nobody can change.
@@ -120,6 +128,15 @@ pub(crate) struct Booter {
 }
 
 impl Booter {
+    /// A mount of the directory for changes of isolated sessions, attached nowhere.
+    fn uppers(&self, ready: &Ready) -> io::Result<OwnedFd> {
+        let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
+        let tree = open_tree(CWD, self.maker.dir(ready.id).join(SESSIONS), flags)?;
+        let quiet = libc::MOUNT_ATTR_NOSUID | libc::MOUNT_ATTR_NODEV;
+        set_attributes(tree.as_fd(), c"", Change { set: quiet, ..Change::default() })?;
+        Ok(tree)
+    }
+
     /// Starts init in a ready slot. Adds to `stages` where the time went: name and microseconds.
     pub(crate) async fn boot(
         &self,
@@ -129,8 +146,11 @@ impl Booter {
     ) -> Result<Standby, NotBooted> {
         let machine = |action| move |error| NotBooted::Machine(action, error);
         let (orders, theirs) = scm::pair().map_err(machine("make a socket"))?;
-        let (fds, kept) = lay_out(ready, theirs.as_fd());
-        let document = document(&Boot { listen_tcp: self.listen_tcp, fds })
+        let uppers =
+            self.uppers(ready).map_err(machine("open the place for changes of isolated sessions"))?;
+        let (fds, kept) = lay_out(ready, theirs.as_fd(), Some(uppers.as_fd()));
+        let number = fds.uppers;
+        let document = document(&Boot { listen_tcp: self.listen_tcp, may_build: true, fds })
             .map_err(machine("write the boot document"))?;
         let mut all = kept.behind(document.as_fd());
         let keep = all.len();
@@ -149,6 +169,7 @@ impl Booter {
             mounts: ready.image.roots.iter().map(|root| root.mountpoint.clone()).collect(),
             attach: slot.cgroups.attach.len(),
             born_in: slot.cgroups.born_in.is_some(),
+            uppers: number,
         };
         let sent = Instant::now();
         let (spawned, pidfd) = match self.spawners.request(spawn, &all).await {

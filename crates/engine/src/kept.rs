@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 
 use osb_protocol::ids::SandboxId;
 
+use crate::helper::preparer::SESSIONS;
 use crate::image::{HOST, Image};
 use crate::slot::{ENDED_FILE, LOG_FILE};
 
@@ -136,6 +137,7 @@ impl Kept {
                 mark_tree(dir, &PathBuf::from(format!("{layer}{number}")), &mut self.marks)?;
             }
         }
+        mark_tree(dir, Path::new(SESSIONS), &mut self.marks)?;
         Ok(())
     }
 }

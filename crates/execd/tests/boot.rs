@@ -85,12 +85,14 @@ fn standby() -> Standby {
     let oom = File::open(path("oom")).unwrap();
     let boot = Boot {
         listen_tcp: false,
+        may_build: false,
         fds: BootFds {
             listen: listener.as_raw_fd(),
             orders: theirs.as_raw_fd(),
             ended: ended.as_raw_fd(),
             log: log.as_raw_fd(),
             work_cgroup: vec![cgroup.as_raw_fd()],
+            uppers: None,
             usage: UsageFds { oom_events: Some(oom.as_raw_fd()), ..UsageFds::default() },
         },
     };

@@ -14,6 +14,10 @@ use crate::lifecycle::SandboxLifecycle;
 pub struct Boot {
     /// Also listen on TCP 44772 of every address inside the sandbox.
     pub listen_tcp: bool,
+    /// Init is under a system call filter that lets it make namespaces and mounts, for isolated sessions alone: all
+    /// else that it starts gives that up.
+    #[serde(default)]
+    pub may_build: bool,
     /// Inherited descriptors, by number.
     pub fds: BootFds,
 }
@@ -64,6 +68,10 @@ pub struct BootFds {
     /// Files into which a process writes `0` to move itself under the limits of the work (cgroup v1 `tasks`,
     /// v2 `cgroup.procs`). The entrypoint and every command do so before their exec.
     pub work_cgroup: Vec<i32>,
+    /// Directory for the upper layers of isolated sessions, where the machine has one for them: on no overlay, reached
+    /// by no path, and empty.
+    #[serde(default)]
+    pub uppers: Option<i32>,
     /// Open statistics files of the work's cgroups, re-read at offset 0.
     pub usage: UsageFds,
 }

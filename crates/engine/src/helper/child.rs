@@ -96,6 +96,10 @@ pub(crate) struct Template {
     /// Where the old root goes, below the new one, until a mount of `sys` covers it.
     pub(crate) old_root: CString,
     pub(crate) dev: Dev,
+    /// By an absolute path of the spawner.
+    pub(crate) hidden_proc: Mount,
+    /// Likewise; where [`Plan::uppers`] goes.
+    pub(crate) hidden_uppers: CString,
     /// `/proc` and its masks, by paths relative to the new root.
     pub(crate) proc: Vec<Mount>,
     /// `/sys` and its masks. Covers the old root, so it comes last.
@@ -121,6 +125,8 @@ pub(crate) struct Plan<'a> {
     /// Mounts below `/dev`.
     pub(crate) dev: &'a [Mount],
     pub(crate) hostname: &'a [u8],
+    /// A detached mount.
+    pub(crate) uppers: Option<RawFd>,
     pub(crate) user_namespace: Option<RawFd>,
     /// First descriptor number that the daemon must not see.
     pub(crate) first_closed: u32,
@@ -206,11 +212,23 @@ impl Run<'_> {
                 MOVE_MOUNT_F_EMPTY_PATH
             )?;
         }
+        if let Some(uppers) = plan.uppers {
+            call!(
+                self,
+                libc::SYS_move_mount,
+                uppers,
+                c"".as_ptr(),
+                libc::AT_FDCWD,
+                template.hidden_uppers.as_ptr(),
+                MOVE_MOUNT_F_EMPTY_PATH
+            )?;
+        }
+        self.mount(&template.hidden_proc)?;
         self.stage_ends();
 
         // The old root is not unmounted, which would wait for every processor of the machine: `/sys` is mounted over
-        // it, and taking that away again needs a capability over this mount namespace that no sandbox has. It holds
-        // nothing but an empty directory and the spawner's `null`, and is read-only.
+        // it, and taking that away again needs a capability over this mount namespace that no sandbox has. It is
+        // read-only and holds nothing but the spawner's `null` and what isolated sessions need.
         call!(self, libc::SYS_chdir, template.stage_dir.as_ptr())?;
         call!(self, libc::SYS_pivot_root, c".".as_ptr(), template.old_root.as_ptr())?;
         call!(self, libc::SYS_chdir, c"/".as_ptr())?;

@@ -42,6 +42,8 @@ pub(crate) struct Spawn {
     pub(crate) mounts: Vec<String>,
     pub(crate) attach: usize,
     pub(crate) born_in: bool,
+    /// Number that the daemon's descriptor of a detached mount has, which goes where no path leads.
+    pub(crate) uppers: Option<i32>,
 }
 
 /// Answer to [`Spawn`], with the pidfd beside it when it went well.

@@ -11,6 +11,10 @@ pub(crate) const SPAWNER_DEV: &str = "/dev";
 pub(crate) const STAGE: &str = "/root";
 /// Where the spawner's root is seen, relative to the sandbox's, until `/sys` covers it.
 pub(crate) const OLD_ROOT: &str = "sys";
+/// In the spawner's root, and so out of everybody's sight: a `/proc` without masks, without which the kernel lets
+/// nobody inside have a new one, and the place for the changes of isolated sessions, which has to be somewhere.
+pub(crate) const HIDDEN_PROC: &str = "/proc";
+pub(crate) const HIDDEN_UPPERS: &str = "/uppers";
 
 const QUIET: libc::c_ulong = libc::MS_NOSUID | libc::MS_NODEV | libc::MS_NOEXEC;
 
@@ -95,6 +99,11 @@ impl Dev {
             close: Mount { flags: again, ..bind(c"dev", c"dev") },
         })
     }
+}
+
+/// The `/proc` that nobody sees.
+pub(crate) fn hidden_proc() -> io::Result<Mount> {
+    Mount::new(c"proc", &CString::new(HIDDEN_PROC)?, QUIET, "")
 }
 
 /// `/proc` and what covers parts of it. `/dev` is there already.

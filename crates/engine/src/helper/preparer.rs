@@ -169,6 +169,9 @@ impl Preparer {
             let lowers: Vec<&Path> = root.lowers.iter().map(Path::new).collect();
             if number == 0 {
                 write_files(&dir.join(&upper), &lowers, &request.files)?;
+                let sessions = dir.join(SESSIONS);
+                DirBuilder::new().mode(0o700).create(&sessions)?;
+                std::os::unix::fs::chown(&sessions, Some(root_id), Some(root_id))?;
             }
             let layers = Layers { parent: dir, upper: &upper, work: &work, lowers: &lowers };
             let overlay = self
@@ -180,6 +183,9 @@ impl Preparer {
         Ok(overlays)
     }
 }
+
+/// Directory of a sandbox in which it keeps the changes of its isolated sessions.
+pub(crate) const SESSIONS: &str = "s";
 
 /// Writes small files into the upper layer. A directory on the way takes the form that the image gave it; where
 /// the image has something else than a directory, the file is left out.

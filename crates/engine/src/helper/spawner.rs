@@ -14,7 +14,7 @@ use rustix::thread::{LinkNameSpaceType, UnshareFlags};
 
 use super::child::{self, Plan, Progress, Template};
 use super::message::{Hello, Outcome, Spawn, Spawned};
-use super::mounts::{self, OLD_ROOT, SPAWNER_DEV, STAGE};
+use super::mounts::{self, HIDDEN_PROC, HIDDEN_UPPERS, OLD_ROOT, SPAWNER_DEV, STAGE};
 use super::startup::{self, KEPT_FROM, Link, while_doing};
 use crate::caps::CapSet;
 use crate::sys::clone::{Child, Stack, clone_shared};
@@ -65,6 +65,8 @@ impl Spawner {
             stage_dir: CString::new(STAGE)?,
             old_root: CString::new(OLD_ROOT)?,
             dev: mounts::Dev::new()?,
+            hidden_proc: mounts::hidden_proc()?,
+            hidden_uppers: CString::new(HIDDEN_UPPERS)?,
             proc: mounts::proc(hello.user_namespace)?,
             sys: mounts::sys(hello.user_namespace)?,
             caps: CapSet(hello.caps),
@@ -127,6 +129,7 @@ impl Spawner {
             overlays: &overlays,
             dev: &dev,
             hostname: request.hostname.as_bytes(),
+            uppers: parts.uppers,
             user_namespace: parts.user_namespace,
             first_closed: parts.first_closed,
         };
@@ -161,6 +164,7 @@ struct Parts<'a> {
     overlays: &'a [OwnedFd],
     attach: Vec<RawFd>,
     born_in: Option<BorrowedFd<'a>>,
+    uppers: Option<RawFd>,
     first_closed: u32,
 }
 
@@ -171,7 +175,10 @@ impl<'a> Parts<'a> {
         if !in_order || request.mounts.is_empty() || request.keep == 0 {
             return None;
         }
-        let (_, rest) = fds.split_at_checked(request.keep)?;
+        let (kept, rest) = fds.split_at_checked(request.keep)?;
+        if request.uppers.is_some_and(|number| !kept.iter().any(|fd| fd.as_raw_fd() == number)) {
+            return None;
+        }
         let (network, rest) = rest.split_first()?;
         let user =
             rest.len().checked_sub(request.mounts.len() + request.attach + usize::from(request.born_in))?;
@@ -187,6 +194,7 @@ impl<'a> Parts<'a> {
             overlays,
             attach: attach.iter().map(AsRawFd::as_raw_fd).collect(),
             born_in: born_in.first().map(AsFd::as_fd),
+            uppers: request.uppers,
             first_closed: u32::try_from(FIRST.unsigned_abs() as usize + request.keep).ok()?,
         })
     }
@@ -213,7 +221,7 @@ fn mount_namespace() -> io::Result<()> {
     rustix::process::pivot_root(".", ".")?;
     rustix::mount::unmount(".", UnmountFlags::DETACH)?;
     rustix::process::chdir("/")?;
-    for dir in [STAGE, SPAWNER_DEV] {
+    for dir in [STAGE, SPAWNER_DEV, HIDDEN_PROC, HIDDEN_UPPERS] {
         std::fs::create_dir(dir)?;
     }
     own_null()?;

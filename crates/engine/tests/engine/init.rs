@@ -7,6 +7,7 @@ use std::os::fd::{FromRawFd, OwnedFd};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Command, ExitCode};
 
+use osb_confine::seccomp::Filter;
 use osb_protocol::boot::{Boot, Ended, Order, Started};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlags, recvmsg};
 
@@ -54,6 +55,9 @@ pub(crate) fn main(number: &str) -> ExitCode {
     let log = own(boot.fds.log);
     let _listener = own(boot.fds.listen);
     let work: Vec<File> = boot.fds.work_cgroup.iter().map(|number| own(*number)).collect();
+    let _uppers = boot.fds.uppers.map(own);
+    // As the real one: nothing else may do what isolated sessions are made with.
+    let filter = boot.may_build.then(Filter::rest);
     let usage = &boot.fds.usage;
     let _usage: Vec<File> =
         [usage.cpuacct_usage, usage.cpu_stat, usage.memory_current, usage.memory_stat, usage.oom_events]
@@ -74,6 +78,7 @@ pub(crate) fn main(number: &str) -> ExitCode {
     unsafe {
         command.pre_exec(move || {
             rustix::process::setpriority_process(None, 0)?;
+            filter.as_ref().map_or(Ok(()), Filter::install)?;
             work.iter().try_for_each(|mut file| file.write_all(b"0"))
         });
     }

@@ -1,14 +1,15 @@
 //! The daemon beside init: forked ahead of the order, and forked again when it dies.
 
 use std::io::{self, Write as _};
-use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd, RawFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use osb_confine::seccomp::Filter;
 use osb_protocol::boot::{BootFds, Order};
 use rustix::process::Signal;
 
-use super::orders::{Orders, Told};
+use super::orders::{self, Orders, Told};
 use super::superior::{Done, Superior, Word, document};
 use crate::account_cache::AccountCache;
 use crate::app::{App, Limits, Shared};
@@ -17,6 +18,7 @@ use crate::command::registry::Registry;
 use crate::command::retention::Retention;
 use crate::command::{run as command, spool};
 use crate::hooks::Plan;
+use crate::isolated::{self, isolator};
 use crate::lifecycle::{Lifecycle, Setup};
 use crate::serve::{self, Listener};
 use crate::start::Prepared;
@@ -52,6 +54,10 @@ pub(super) struct Daemon {
     begun: bool,
     /// What a runtime init has said, for the next daemon.
     kept: Option<OwnedFd>,
+    /// From the engine's daemon: a socket on it is to be served by a new isolator.
+    isolation: Option<OwnedFd>,
+    /// For all that init starts but isolators.
+    filter: Option<Filter>,
     /// Held here too, so that connections wait while there is no daemon.
     listeners: Vec<Listener>,
     pid: Option<i32>,
@@ -63,7 +69,7 @@ pub(super) struct Daemon {
 
 impl Daemon {
     /// The first start is due at once.
-    pub(super) fn new(config: Config, listeners: Vec<Listener>) -> Self {
+    pub(super) fn new(config: Config, listeners: Vec<Listener>, filter: Option<Filter>) -> Self {
         let now = Instant::now();
         let accounts = Arc::new(AccountCache::default());
         let _ = accounts.get();
@@ -76,6 +82,8 @@ impl Daemon {
             keeper: None,
             begun: false,
             kept: None,
+            isolation: None,
+            filter,
             listeners,
             pid: None,
             started: now,
@@ -130,6 +138,45 @@ impl Daemon {
         &self.accounts
     }
 
+    /// What is taken from all that init starts.
+    pub(super) fn filter(&self) -> Option<&Filter> {
+        self.filter.as_ref()
+    }
+
+    /// Readable when the daemon wants an isolator.
+    pub(super) fn isolation(&self) -> Option<BorrowedFd<'_>> {
+        self.isolation.as_ref().map(|socket| socket.as_fd())
+    }
+
+    /// Starts an isolator on the socket that the daemon has sent. It ends when the daemon's end is closed.
+    pub(super) fn start_isolator(&mut self) {
+        let (Some(isolation), Config::Boot(fds)) = (&self.isolation, &self.config) else { return };
+        let Ok(Some(socket)) = orders::descriptor(isolation) else {
+            // The daemon is gone, or talks nonsense.
+            self.isolation = None;
+            return;
+        };
+        // SAFETY: init has one thread, so the child finds every lock free and every structure whole.
+        let pid = unsafe { libc::fork() };
+        if pid != 0 {
+            // The daemon sees a socket that is closed when it could not be forked. Init reaps it as it does orphans.
+            return;
+        }
+        let mut kept: Vec<RawFd> = fds.work_cgroup.clone();
+        kept.extend(fds.uppers);
+        kept.push(socket.as_raw_fd());
+        crate::process::inherited::close_all_but(&kept);
+        let start = isolator::Start {
+            socket,
+            // SAFETY: the boot document's descriptor; this process has its own copy and owns it once.
+            uppers: fds.uppers.map(|fd| unsafe { OwnedFd::from_raw_fd(fd) }),
+            work_cgroup: fds.work_cgroup.clone(),
+        };
+        let code = if isolator::run(start).is_ok() { 0 } else { 1 };
+        // SAFETY: leaves without running anything of init's.
+        unsafe { libc::_exit(code) }
+    }
+
     /// Says what the sandbox is: to a daemon that waits, and to those forked from now on.
     ///
     /// With hooks the daemon runs them, and their output goes to `keeper`.
@@ -172,6 +219,7 @@ impl Daemon {
         self.pid = None;
         self.waiting = None;
         self.link = None;
+        self.isolation = None;
         if self.started.elapsed() >= SETTLED {
             self.quick_deaths = 0;
         }
@@ -220,6 +268,12 @@ impl Daemon {
         } else {
             (None, None)
         };
+        let (asked, asks) = rustix::net::socketpair(
+            rustix::net::AddressFamily::UNIX,
+            rustix::net::SocketType::SEQPACKET,
+            rustix::net::SocketFlags::CLOEXEC,
+            None,
+        )?;
         // SAFETY: init has one thread, so the child finds every lock free and every structure whole.
         match unsafe { libc::fork() } {
             -1 => Err(io::Error::last_os_error()),
@@ -228,8 +282,8 @@ impl Daemon {
                     // SAFETY: copies of init's descriptors; nothing in the child uses them.
                     unsafe { libc::close(fd) };
                 }
-                drop(ours);
-                std::process::exit(match self.become_daemon(theirs) {
+                drop((ours, asked));
+                std::process::exit(match self.become_daemon(theirs, asks) {
                     Ok(()) => 0,
                     Err(error) => {
                         let _ = writeln!(io::stderr(), "execd: {error}");
@@ -240,6 +294,7 @@ impl Daemon {
             pid => {
                 self.pid = Some(pid);
                 (self.waiting, self.link) = if waits { (ours, None) } else { (None, ours) };
+                self.isolation = matches!(self.config, Config::Boot(_)).then_some(asked);
                 self.started = Instant::now();
                 Ok(())
             }
@@ -249,7 +304,8 @@ impl Daemon {
 
 /// The daemon's process.
 impl Daemon {
-    fn become_daemon(&mut self, socket: Option<Orders>) -> io::Result<()> {
+    fn become_daemon(&mut self, socket: Option<Orders>, isolation: OwnedFd) -> io::Result<()> {
+        self.filter.as_ref().map_or(Ok(()), Filter::install)?;
         rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
         let stop = start::signal_descriptor(&[libc::SIGTERM])?;
         let listeners = std::mem::take(&mut self.listeners);
@@ -257,7 +313,17 @@ impl Daemon {
         match &self.config {
             Config::Boot(fds) => {
                 let order = self.order.take();
-                run_ordered(fds, accounts, order, socket, self.keeper.take(), self.begun, listeners, stop)
+                run_ordered(
+                    fds,
+                    accounts,
+                    order,
+                    socket,
+                    self.keeper.take(),
+                    self.begun,
+                    listeners,
+                    stop,
+                    isolation,
+                )
             }
             Config::Plain(prepared) => {
                 let superior = socket.map(|socket| Superior::new(socket, self.begun));
@@ -282,6 +348,7 @@ fn run_ordered(
     begun: bool,
     listeners: Vec<Listener>,
     stop: OwnedFd,
+    isolation: OwnedFd,
 ) -> io::Result<()> {
     log::install(log::level(4), log::open(&["stderr".into()])?);
     let mut runtime = None;
@@ -345,6 +412,7 @@ fn run_ordered(
         },
         accounts,
         commands: Registry::new(retention),
+        isolated: isolated::registry::Registry::new(isolated::Source::Init(isolation)),
         telemetry,
         lifecycle,
         ..Shared::default()

@@ -5,6 +5,7 @@ use std::ffi::{CString, OsStr, OsString};
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::ffi::OsStringExt as _;
 
+use osb_confine::seccomp::Filter;
 use osb_protocol::boot::{BootFds, Order};
 
 use crate::account_cache::AccountCache;
@@ -35,6 +36,7 @@ pub(super) fn start(
     order: &Order,
     fds: &BootFds,
     accounts: &AccountCache,
+    filter: Option<&Filter>,
 ) -> Result<Option<Entrypoint>, SpawnError> {
     let program = program(order, accounts)?;
     if order.entrypoint == IDLE {
@@ -43,7 +45,7 @@ pub(super) fn start(
     let null = std::fs::File::open("/dev/null").map_err(|error| failed("open /dev/null", &error))?;
     let (read, write) = crate::command::pipe::pair().map_err(|error| failed("make a pipe", &error))?;
     let stdio = Stdio { stdin: null.as_fd(), stdout: write.as_fd(), stderr: write.as_fd() };
-    let spawned = spawn::spawn(&program, stdio, &fds.work_cgroup)?;
+    let spawned = spawn::spawn_under(filter, &program, stdio, &fds.work_cgroup)?;
     Ok(Some(Entrypoint { pid: spawned.pid, output: read }))
 }
 
@@ -98,12 +100,12 @@ pub(super) fn start_inherited(
 
 /// Goes the way of [`start`] with a program that cannot be executed, so that nothing on it is done for the first time
 /// when somebody waits. See [`crate::serve::warm`].
-pub(super) fn rehearse(accounts: &AccountCache) {
+pub(super) fn rehearse(accounts: &AccountCache, filter: Option<&Filter>) {
     const ORDER: &str = r#"{"sandbox_id":"","entrypoint":["/proc"],"env":[["PATH","/bin"],["LANG","C.UTF-8"]],
         "volumes":[],"line_endings":"keep"}"#;
     if let Ok(order) = serde_json::from_str(ORDER) {
         // Fails as it should.
-        let _ = start(&order, &BootFds::default(), accounts);
+        let _ = start(&order, &BootFds::default(), accounts, filter);
     }
 }
 

@@ -21,6 +21,7 @@ use std::io::{self, Write as _};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::net::UnixListener;
 
+use osb_confine::seccomp::Filter;
 use osb_protocol::boot::Boot;
 use osb_protocol::execd::EXECD_PORT;
 
@@ -41,7 +42,7 @@ pub fn boot(fd: i32) -> io::Result<()> {
     start::prepare_process()?;
     let boot = read_document(fd)?;
     let in_own_namespace = shield()?;
-    let Boot { listen_tcp, fds } = boot;
+    let Boot { listen_tcp, may_build, fds } = boot;
     // SAFETY: the document names descriptors that were inherited for this process alone; each is owned once.
     let (listener, orders, ended, log) = unsafe {
         (
@@ -62,7 +63,8 @@ pub fn boot(fd: i32) -> io::Result<()> {
     // Blocked before the fork, so that nothing is lost between; the daemon sets its own.
     let signals = start::signal_descriptor(&[&FORWARDED[..], &[libc::SIGCHLD]].concat())?;
     let outlet = Outlet::Engine { log, ended, output: None, hooks: None };
-    let mut init = Init::new(Daemon::new(Config::Boot(fds), listeners), outlet, signals, in_own_namespace);
+    let daemon = Daemon::new(Config::Boot(fds), listeners, may_build.then(Filter::rest));
+    let mut init = Init::new(daemon, outlet, signals, in_own_namespace);
     init.start_daemon(&[orders.as_raw_fd()]);
     let (order, document) = init.wait_for(&orders)?;
     init.begin(order, &document, orders);
@@ -79,7 +81,7 @@ pub fn supervise(plain: crate::args::Plain, argv: Vec<OsString>) -> io::Result<(
     let in_own_namespace = shield()?;
     let (prepared, listener) = start::prepare(plain)?;
     let signals = start::signal_descriptor(&[&FORWARDED[..], &[libc::SIGCHLD]].concat())?;
-    let daemon = Daemon::new(Config::Plain(prepared), vec![listener]);
+    let daemon = Daemon::new(Config::Plain(prepared), vec![listener], None);
     let mut init = Init::new(daemon, Outlet::Inherited, signals, in_own_namespace);
     init.work = Work::Given { argv, env: std::env::vars_os().collect() };
     init.run()

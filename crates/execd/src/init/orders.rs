@@ -111,6 +111,20 @@ impl Orders {
     }
 }
 
+/// The descriptor beside a word; `None` when there is none, or nobody to send it.
+pub(super) fn descriptor(socket: &OwnedFd) -> io::Result<Option<OwnedFd>> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let mut byte = [0];
+    let mut pieces = [io::IoSliceMut::new(&mut byte)];
+    let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
+    rustix::io::retry_on_intr(|| rustix::net::recvmsg(socket, &mut pieces, &mut control, flags))?;
+    Ok(control.drain().find_map(|part| match part {
+        RecvAncillaryMessage::ScmRights(mut fds) => fds.next(),
+        _ => None,
+    }))
+}
+
 /// Reads and parses a whole document.
 pub(super) fn read<T: DeserializeOwned>(document: &OwnedFd) -> io::Result<T> {
     let mut text = Vec::new();

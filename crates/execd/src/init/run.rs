@@ -126,7 +126,7 @@ impl Init {
                     Told::Leave => std::process::exit(0),
                     Told::Rehearse => {
                         self.daemon.rehearse();
-                        entrypoint::rehearse(self.daemon.accounts());
+                        entrypoint::rehearse(self.daemon.accounts(), self.daemon.filter());
                     }
                 }
             }
@@ -161,7 +161,7 @@ impl Init {
         self.daemon.begun();
         let none = osb_protocol::boot::BootFds::default();
         let fds = self.daemon.fds().unwrap_or(&none);
-        match entrypoint::start(order, fds, self.daemon.accounts()) {
+        match entrypoint::start(order, fds, self.daemon.accounts(), self.daemon.filter()) {
             Ok(None) => {
                 self.entrypoint = Entry::Idle;
                 orders.answer(&Started::Running { pid: None });
@@ -188,8 +188,8 @@ impl Init {
             self.start_daemon(&[]);
             let timeout = self.timeout();
             // The order of this list is that of the looks below.
-            let (mut signalled, mut written, mut hooked, mut told, mut unwanted) =
-                (false, false, false, false, false);
+            let (mut signalled, mut written, mut hooked, mut told, mut unwanted, mut asked) =
+                (false, false, false, false, false, false);
             {
                 let (output, hooks) = match &self.outlet {
                     Outlet::Engine { output, hooks, .. } => (output.as_ref(), hooks.as_ref()),
@@ -199,8 +199,8 @@ impl Init {
                     Work::Ordered(_, orders) => Some(orders.as_fd()),
                     _ => None,
                 };
-                let mut fds = Vec::with_capacity(5);
-                let mut seen = Vec::with_capacity(5);
+                let mut fds = Vec::with_capacity(6);
+                let mut seen = Vec::with_capacity(6);
                 let mut watch = |fd, found| {
                     fds.push(PollFd::from_borrowed_fd(fd, PollFlags::IN));
                     seen.push(found);
@@ -211,6 +211,7 @@ impl Init {
                     (hooks.map(|fd| fd.as_fd()), &mut hooked),
                     (self.daemon.link(), &mut told),
                     (orders, &mut unwanted),
+                    (self.daemon.isolation(), &mut asked),
                 ] {
                     if let Some(fd) = fd {
                         watch(fd, found);
@@ -234,6 +235,9 @@ impl Init {
             }
             if told {
                 self.listen();
+            }
+            if asked {
+                self.daemon.start_isolator();
             }
             if signalled {
                 self.take_signals();

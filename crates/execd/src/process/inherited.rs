@@ -56,3 +56,19 @@ pub fn unblock_signals() {
         libc::pthread_sigmask(libc::SIG_SETMASK, &raw const none, std::ptr::null_mut());
     }
 }
+
+/// Closes all descriptors but these and the standard ones, whatever owns them: for a process that goes on with a part of
+/// another's memory and leaves the rest alone.
+pub fn close_all_but(kept: &[RawFd]) {
+    let mut kept: Vec<u32> = kept.iter().filter_map(|&fd| u32::try_from(fd).ok()).collect();
+    kept.sort_unstable();
+    let mut first = 3;
+    for fd in kept.into_iter().chain([u32::MAX]) {
+        if fd > first {
+            let last = if fd == u32::MAX { fd } else { fd - 1 };
+            // SAFETY: what owns the descriptors is never used or dropped in this process; the caller's promise.
+            unsafe { libc::syscall(libc::SYS_close_range, first, last, 0) };
+        }
+        first = fd.saturating_add(1).max(first);
+    }
+}

@@ -11,6 +11,8 @@ use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::OnceLock;
 use std::time::Duration;
 
+use osb_confine::seccomp::Filter;
+
 use super::signals;
 use crate::accounts::Identity;
 
@@ -105,6 +107,8 @@ struct Plan<'a> {
     /// This process comes before others; what it starts must not.
     demote: bool,
     place: Place,
+    /// What this process may call and the program may not.
+    filter: Option<&'a Filter>,
     switch: bool,
     failed: Option<(Step, i32)>,
 }
@@ -117,7 +121,20 @@ struct Plan<'a> {
 /// # Errors
 /// The program cannot be started; nothing is left behind.
 pub fn spawn(program: &Program, stdio: Stdio<'_>, cgroup: &[RawFd]) -> Result<Spawned, SpawnError> {
-    spawn_with(program, stdio, cgroup, Place::Session)
+    spawn_with(program, stdio, cgroup, Place::Session, None)
+}
+
+/// As [`spawn`], under a system call filter. This process must have given up new privileges.
+///
+/// # Errors
+/// As [`spawn`].
+pub fn spawn_under(
+    filter: Option<&Filter>,
+    program: &Program,
+    stdio: Stdio<'_>,
+    cgroup: &[RawFd],
+) -> Result<Spawned, SpawnError> {
+    spawn_with(program, stdio, cgroup, Place::Session, filter)
 }
 
 /// As [`spawn`], on a terminal that becomes the controlling one of the program's session.
@@ -130,7 +147,7 @@ pub fn spawn_on_terminal(
     cgroup: &[RawFd],
 ) -> Result<Spawned, SpawnError> {
     let stdio = Stdio { stdin: terminal, stdout: terminal, stderr: terminal };
-    spawn_with(program, stdio, cgroup, Place::Terminal)
+    spawn_with(program, stdio, cgroup, Place::Terminal, None)
 }
 
 /// As [`spawn`], in this process's session, in a group of its own which comes to the foreground of the session's
@@ -139,7 +156,7 @@ pub fn spawn_on_terminal(
 /// # Errors
 /// As [`spawn`].
 pub fn spawn_in_group(program: &Program, stdio: Stdio<'_>) -> Result<Spawned, SpawnError> {
-    spawn_with(program, stdio, &[], Place::Group)
+    spawn_with(program, stdio, &[], Place::Group, None)
 }
 
 /// Where a program belongs.
@@ -158,16 +175,17 @@ fn spawn_with(
     stdio: Stdio<'_>,
     cgroup: &[RawFd],
     place: Place,
+    filter: Option<&Filter>,
 ) -> Result<Spawned, SpawnError> {
     for _ in 0..BUSY_RETRIES {
-        match spawn_once(program, stdio, cgroup, place) {
+        match spawn_once(program, stdio, cgroup, place, filter) {
             // A child of another thread holds the file open for writing until its own exec, a matter of
             // microseconds; nothing tells when that is over.
             Err(error) if error.errno == libc::ETXTBSY => std::thread::sleep(BUSY_PAUSE),
             result => return result,
         }
     }
-    spawn_once(program, stdio, cgroup, place)
+    spawn_once(program, stdio, cgroup, place, filter)
 }
 
 fn spawn_once(
@@ -175,6 +193,7 @@ fn spawn_once(
     stdio: Stdio<'_>,
     cgroup: &[RawFd],
     place: Place,
+    filter: Option<&Filter>,
 ) -> Result<Spawned, SpawnError> {
     let facts = facts();
     let argv = pointers(&program.argv);
@@ -189,6 +208,7 @@ fn spawn_once(
         ignored: &facts.ignored,
         demote: facts.first_served,
         place,
+        filter,
         switch: program.identity.as_ref().is_some_and(|identity| !facts.runs_as(identity)),
         failed: None,
     };
@@ -313,6 +333,11 @@ fn prepare_child(plan: &Plan<'_>) -> Result<(), (Step, i32)> {
             let (uid, gid) = (identity.uid, identity.gid);
             check(Step::Identity, libc::syscall(libc::SYS_setresgid, gid, gid, gid))?;
             check(Step::Identity, libc::syscall(libc::SYS_setresuid, uid, uid, uid))?;
+        }
+        if let Some(filter) = plan.filter
+            && let Err(error) = filter.install()
+        {
+            return Err((Step::Limits, error.raw_os_error().unwrap_or(libc::EINVAL)));
         }
         check(Step::Directory, libc::syscall(libc::SYS_chdir, plan.program.cwd.as_ptr()))?;
         let none = 0u64;

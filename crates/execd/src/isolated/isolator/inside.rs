@@ -264,7 +264,7 @@ impl Inside {
         }
         drop(beside);
         drop((fds, report));
-        keep_open(&[control.as_raw_fd(), signals.as_raw_fd()]);
+        crate::process::inherited::close_all_but(&[control.as_raw_fd(), signals.as_raw_fd()]);
         // The shell may have ended before anybody listened.
         loop {
             if let Some(status) = collect(shell.pid) {
@@ -287,22 +287,6 @@ impl Inside {
                 }
             }
         }
-    }
-}
-
-/// Closes all descriptors but these and the standard ones.
-fn keep_open(kept: &[i32]) {
-    let mut kept: Vec<u32> = kept.iter().filter_map(|&fd| u32::try_from(fd).ok()).collect();
-    kept.sort_unstable();
-    let mut first = 3;
-    for fd in kept.into_iter().chain([u32::MAX]) {
-        if fd > first {
-            // SAFETY: what is closed here belongs to values that this process never drops: it leaves by `_exit`.
-            unsafe {
-                libc::syscall(libc::SYS_close_range, first, if fd == u32::MAX { fd } else { fd - 1 }, 0)
-            };
-        }
-        first = fd.saturating_add(1);
     }
 }
 

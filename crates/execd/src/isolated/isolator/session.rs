@@ -223,6 +223,7 @@ impl Isolator {
         let (pid, pidfd) = clone(0, &mut || {
             let Some(connection) = connection.take() else { return 1 };
             let _ = rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL));
+            let _ = rustix::process::setpriority_process(None, 0);
             // SAFETY: as above.
             unsafe { libc::close(std::os::fd::AsRawFd::as_raw_fd(socket)) };
             let view = build::view(trees, &namespace)
