@@ -51,6 +51,8 @@ pub(crate) fn own_links() -> io::Result<()> {
         rustix::fs::Mode::empty(),
     )?;
     let _ = LINKS.set(links);
+    // Where random numbers come from a device, it is opened by the first one.
+    let _ = uuid::Uuid::new_v4();
     Ok(())
 }
 

@@ -2,13 +2,14 @@
 
 use std::io;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use http::StatusCode;
 use osb_protocol::execd::code;
-use rustix::fs::{Mode, OFlags};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::net::{
     AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType, socketpair,
 };
@@ -37,6 +38,8 @@ pub enum Source {
 #[derive(Debug, Default)]
 pub(super) struct Keeper {
     source: Source,
+    /// The daemon's own place for upper layers, if it is the one who starts the process.
+    uppers: Arc<OnceLock<Option<OwnUppers>>>,
     link: tokio::sync::Mutex<Option<Arc<Link>>>,
 }
 
@@ -52,13 +55,13 @@ pub(super) struct Link {
 
 impl Keeper {
     pub(super) fn new(source: Source) -> Self {
-        Self { source, link: tokio::sync::Mutex::default() }
+        Self { source, ..Self::default() }
     }
 
     /// The process; started if there is none. Not cancel safe.
     pub(super) async fn link(&self) -> Result<Arc<Link>, ApiError> {
         let mut held = self.link.lock().await;
-        if let Some(link) = held.as_ref().filter(|link| !link.broken.load(Ordering::Relaxed)) {
+        if let Some(link) = held.as_ref().filter(|link| link.is_alive()) {
             return Ok(Arc::clone(link));
         }
         let first = held.is_none();
@@ -83,7 +86,12 @@ impl Keeper {
                 Ok(())
             }
             Source::Own => {
-                let started = tokio::task::spawn_blocking(move || start_own(&socket)).await;
+                let uppers = Arc::clone(&self.uppers);
+                let started = tokio::task::spawn_blocking(move || {
+                    let uppers = uppers.get_or_init(OwnUppers::make);
+                    start_own(&socket, uppers.as_ref().map(|uppers| uppers.dir.as_fd()))
+                });
+                let started = started.await;
                 let pidfd = started.map_err(io::Error::other)??;
                 let pidfd = crate::process::watch::readable(pidfd).map_err(|(_, error)| error)?;
                 // It ends with its socket, whenever that is.
@@ -112,9 +120,8 @@ pub(super) fn not_available(reason: &str) -> ApiError {
 }
 
 /// Executes this very program again.
-fn start_own(socket: &OwnedFd) -> io::Result<OwnedFd> {
+fn start_own(socket: &OwnedFd, uppers: Option<BorrowedFd<'_>>) -> io::Result<OwnedFd> {
     let null = std::fs::OpenOptions::new().read(true).write(true).open("/dev/null")?;
-    let uppers = own_uppers();
     let program = Program {
         candidates: vec![c"/proc/self/exe".to_owned()],
         argv: vec![c"execd".to_owned(), std::ffi::CString::new(format!("--{}", isolator::FLAG))?],
@@ -123,24 +130,54 @@ fn start_own(socket: &OwnedFd) -> io::Result<OwnedFd> {
         identity: None,
         tag: None,
     };
-    let stdio = Stdio {
-        stdin: socket.as_fd(),
-        stdout: uppers.as_ref().map_or(null.as_fd(), OwnedFd::as_fd),
-        stderr: null.as_fd(),
-    };
+    let stdio =
+        Stdio { stdin: socket.as_fd(), stdout: uppers.unwrap_or_else(|| null.as_fd()), stderr: null.as_fd() };
     Ok(spawn(&program, stdio, &[]).map_err(io::Error::other)?.pidfd)
 }
 
-/// A directory that can hold upper layers: not on an overlay itself.
-fn own_uppers() -> Option<OwnedFd> {
-    const OVERLAY: u32 = 0x794c_7630;
-    std::fs::create_dir_all(UPPER_ROOT).ok()?;
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let dir = rustix::fs::open(UPPER_ROOT, flags, Mode::empty()).ok()?;
-    let kind = rustix::fs::fstatfs(&dir).ok()?.f_type;
-    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
-    let kind = kind as u32;
-    (kind != OVERLAY).then_some(dir)
+/// A directory of an ordinary daemon for upper layers. It is locked as long as the daemon or its isolator lives.
+#[derive(Debug)]
+struct OwnUppers {
+    dir: OwnedFd,
+    path: PathBuf,
+}
+
+impl Drop for OwnUppers {
+    fn drop(&mut self) {
+        // Empty by now, unless something is left for the next daemon to remove.
+        let _ = std::fs::remove_dir(&self.path);
+    }
+}
+
+impl OwnUppers {
+    /// `None` where there is no place for it: not on an overlay itself.
+    fn make() -> Option<Self> {
+        const OVERLAY: u32 = 0x794c_7630;
+        std::fs::create_dir_all(UPPER_ROOT).ok()?;
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let root = rustix::fs::open(UPPER_ROOT, flags, Mode::empty()).ok()?;
+        #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+        let kind = rustix::fs::fstatfs(&root).ok()?.f_type as u32;
+        if kind == OVERLAY {
+            return None;
+        }
+        // Of daemons that are no more: nobody holds their locks.
+        for (name, _) in crate::files::dir::read_sorted(&root, usize::MAX).unwrap_or_default() {
+            let name: &std::ffi::OsStr = std::os::unix::ffi::OsStrExt::from_bytes(&name);
+            let Ok(dir) = rustix::fs::openat(&root, name, flags, Mode::empty()) else { continue };
+            if rustix::fs::flock(&dir, FlockOperation::NonBlockingLockExclusive).is_ok()
+                && let Err(error) = remove::tree_at(root.as_fd(), name)
+            {
+                tracing::warn!(%error, name = %Path::new(name).display(), "upper layers are left");
+            }
+        }
+        let name = uuid::Uuid::new_v4().to_string();
+        rustix::fs::mkdirat(&root, &name, Mode::RWXU).ok()?;
+        let path = Path::new(UPPER_ROOT).join(&name);
+        let dir = rustix::fs::openat(&root, &name, flags, Mode::empty()).ok()?;
+        rustix::fs::flock(&dir, FlockOperation::NonBlockingLockExclusive).ok()?;
+        Some(Self { dir, path })
+    }
 }
 
 impl Link {
@@ -156,6 +193,16 @@ impl Link {
             clear(disk)?;
         }
         Ok(Self { socket: Mutex::new(socket), hello, disk, broken: AtomicBool::new(false) })
+    }
+
+    fn is_alive(&self) -> bool {
+        if self.broken.load(Ordering::Relaxed) {
+            return false;
+        }
+        // While somebody is being answered, he will find out.
+        let Ok(socket) = self.socket.try_lock() else { return true };
+        let mut fds = [PollFd::new(&*socket, PollFlags::IN)];
+        matches!(poll(&mut fds, Some(&Timespec::default())), Ok(0))
     }
 
     pub(super) fn hello(&self) -> &Hello {

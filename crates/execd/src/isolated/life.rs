@@ -17,7 +17,7 @@ use super::background::{self, BackgroundRun, TERMINATED, Told};
 use super::isolator::{PIPES, word};
 use super::place::Place;
 use super::registry::Session;
-use super::script::Run;
+use super::script::{Kind, Run};
 use crate::command::output::{self, Output};
 use crate::command::pipe::{Found, Pipe};
 use crate::http::ApiError;
@@ -30,10 +30,13 @@ use crate::stream::feed::{Reader, Writer};
 
 /// Runs that may wait in one session.
 const MOST_WAITING: usize = 64;
-/// How long a run that was interrupted may take to end by itself.
-const GRACE: Duration = Duration::from_secs(2);
-/// How long the shell may take to say that what it waited for was killed.
-const LAST_GRACE: Duration = Duration::from_secs(2);
+/// How often a run is interrupted that shall end: a shell forgets it when a program ends by itself at that moment.
+const AGAIN: Duration = Duration::from_millis(250);
+/// How often before what it waits for is killed, and before it is given up.
+const PATIENCE: u32 = 8;
+const LAST_PATIENCE: u32 = 24;
+/// How long the session's first process may take to answer.
+const ANSWER: Duration = Duration::from_secs(10);
 
 /// Something to do for the session.
 #[derive(Debug)]
@@ -103,6 +106,8 @@ pub(super) struct Life {
     feeder: Feeder,
     /// To the session's first process.
     first: AsyncFd<OwnedFd>,
+    /// Words to it that it has not obeyed yet.
+    unanswered: usize,
     secret: String,
     number: u64,
     jobs: mpsc::Receiver<Work>,
@@ -125,7 +130,7 @@ pub(super) struct Born {
     pub(super) place: Place,
     pub(super) feed: OwnedFd,
     pub(super) first: OwnedFd,
-    pub(super) begin: Vec<u8>,
+    pub(super) kind: Kind,
 }
 
 /// How a run came to its end.
@@ -138,7 +143,7 @@ enum Outcome {
 
 impl Life {
     pub(super) fn new(session: Arc<Session>, born: Born, jobs: mpsc::Receiver<Work>) -> io::Result<Self> {
-        let Born { place, feed, first, begin } = born;
+        let Born { place, feed, first, kind } = born;
         let control = Pipe::new(place.pipe("control", OFlags::RDWR)?)?;
         rustix::io::ioctl_fionbio(&feed, true)?;
         rustix::io::ioctl_fionbio(&first, true)?;
@@ -147,8 +152,9 @@ impl Life {
             place,
             control,
             parser: Parser::default(),
-            feeder: Feeder::new(feed, begin)?,
+            feeder: Feeder::new(feed, kind.begin().to_vec())?,
             first: watch::readable(first).map_err(|(_, error)| error)?,
+            unanswered: 0,
             secret: uuid::Uuid::new_v4().simple().to_string(),
             number: 0,
             jobs,
@@ -211,7 +217,10 @@ impl Life {
             tokio::select! {
                 () = self.session.closing.cancelled() => return Err(None),
                 work = self.jobs.recv() => return work.ok_or(None),
-                end = dead(&self.first) => return Err(Some(end)),
+                word = first_word(&self.first) => match word {
+                    First::Done => self.unanswered = self.unanswered.saturating_sub(1),
+                    First::Dead(end) => return Err(Some(end)),
+                },
                 () = self.feeder.turn() => {}
                 messages = listen(&self.control, &mut self.parser) => {
                     for message in messages {
@@ -294,7 +303,12 @@ impl Life {
         job.accept();
         let mut out = Output::new(output, Source::Stdout, LineEndings::Strip);
         let mut ending = None;
-        let outcome = self.follow(&job, &mut out, &mark, &report, &mut ending).await;
+        let mut outcome = self.follow(&job, &mut out, &mark, &report, &mut ending).await;
+        if matches!(outcome, Outcome::Back(_))
+            && let Err(end) = self.settle().await
+        {
+            outcome = Outcome::Dead(end);
+        }
         for name in &names {
             self.place.remove(name);
         }
@@ -351,7 +365,10 @@ impl Life {
                         return outcome;
                     }
                 }
-                end = dead(&self.first) => return Outcome::Dead(end),
+                word = first_word(&self.first) => match word {
+                    First::Done => self.unanswered = self.unanswered.saturating_sub(1),
+                    First::Dead(end) => return Outcome::Dead(end),
+                },
                 () = self.session.closing.cancelled() => return Outcome::Closed,
                 () = self.feeder.turn() => {}
                 () = out.turn(&job.writer), if !full && out.is_open() => {}
@@ -365,19 +382,36 @@ impl Life {
                     next = Instant::now();
                 }
                 () = sleep_until(next), if ending.is_some() => {
-                    match steps {
-                        0 => self.say(word::INTERRUPT),
-                        1 => self.say(word::KILL),
-                        _ => return Outcome::Dead("the shell did not give up the run and was ended".to_owned()),
+                    if steps >= LAST_PATIENCE {
+                        return Outcome::Dead("the shell did not give up the run and was ended".to_owned());
                     }
+                    if steps >= PATIENCE {
+                        self.say(word::KILL);
+                    }
+                    self.say(word::INTERRUPT);
                     // A shell may forget what it has read when it is interrupted.
                     self.feeder.tell(report);
-                    next = Instant::now() + if steps == 0 { GRACE } else { LAST_GRACE };
+                    next = Instant::now() + AGAIN;
                     steps += 1;
                 }
                 Some(work) = self.jobs.recv() => self.queue(work).await,
             }
         }
+    }
+
+    /// Waits until no signal is on its way any more, which would hit the next run.
+    async fn settle(&mut self) -> Result<(), String> {
+        let end = Instant::now() + ANSWER;
+        while self.unanswered > 0 {
+            tokio::select! {
+                word = first_word(&self.first) => match word {
+                    First::Done => self.unanswered -= 1,
+                    First::Dead(end) => return Err(end),
+                },
+                () = sleep_until(end) => return Err("its first process does not answer".to_owned()),
+            }
+        }
+        Ok(())
     }
 
     /// Takes what has come while a run is under way. Runs in the background wait too: the shell is busy.
@@ -402,12 +436,14 @@ impl Life {
     }
 
     /// Tells the session's first process what to do with the run in the foreground.
-    fn say(&self, what: u8) {
+    fn say(&mut self, what: u8) {
         let spared = self.background.values().filter_map(|followed| followed.pid).take(word::MOST_SPARED);
         let mut message = vec![what];
         message.extend(spared.flat_map(i32::to_ne_bytes));
         // One that does not listen will not be waited for.
-        let _ = rustix::io::write(self.first.get_ref(), &message);
+        if rustix::io::write(self.first.get_ref(), &message).is_ok() {
+            self.unanswered += 1;
+        }
     }
 }
 
@@ -428,25 +464,36 @@ pub(super) fn busy() -> ApiError {
     )
 }
 
-/// Waits for the end of the session's shell and says how that was. Cancel safe.
-async fn dead(first: &AsyncFd<OwnedFd>) -> String {
+/// What the session's first process says.
+enum First {
+    /// A word to it was obeyed.
+    Done,
+    /// The shell has ended, in this way.
+    Dead(String),
+}
+
+/// Waits for a word of the session's first process. Cancel safe.
+async fn first_word(first: &AsyncFd<OwnedFd>) -> First {
     loop {
-        let Ok(mut guard) = first.readable().await else { return "it cannot be watched".to_owned() };
-        let mut status = [0; 4];
-        match rustix::io::read(first.get_ref(), &mut status) {
+        let Ok(mut guard) = first.readable().await else {
+            return First::Dead("it cannot be watched".to_owned());
+        };
+        let mut word = [0; 4];
+        match rustix::io::read(first.get_ref(), &mut word) {
+            Ok(1) => return First::Done,
             Ok(4) => {
-                let exit = Exit::from_wait_status(i32::from_ne_bytes(status));
-                return exit.map_or_else(
+                let exit = Exit::from_wait_status(i32::from_ne_bytes(word));
+                return First::Dead(exit.map_or_else(
                     || "the shell has ended".to_owned(),
                     |exit| match exit {
                         Exit::Code(code) => format!("the shell has left with exit code {code}"),
                         exit @ Exit::Signal(_) => format!("the shell: {}", exit.words()),
                     },
-                );
+                ));
             }
             Err(rustix::io::Errno::AGAIN) => guard.clear_ready(),
             Err(rustix::io::Errno::INTR) => {}
-            Ok(_) | Err(_) => return "its processes were killed".to_owned(),
+            Ok(_) | Err(_) => return First::Dead("its processes were killed".to_owned()),
         }
     }
 }

@@ -242,7 +242,7 @@ pub(super) async fn make(app: App, spec: IsolatedSessionSpec) -> Result<Arc<Sess
             return Err(ApiError::runtime("the session was made, but cannot be held"));
         };
         let place = Place::new(dir, owner);
-        Ok((process, mounts, Born { place, feed, first, begin: kind.begin().to_vec() }, trees))
+        Ok((process, mounts, Born { place, feed, first, kind }, trees))
     };
     let made = tokio::task::spawn_blocking(work).await;
     let made = made.unwrap_or_else(|error| Err(ApiError::runtime(error.to_string())));
@@ -295,13 +295,14 @@ pub(super) async fn make(app: App, spec: IsolatedSessionSpec) -> Result<Arc<Sess
         owner.lived.cancel();
         match reason {
             // It stays to be asked about; what it held is given back.
-            Some(_) => {
+            Some(reason) => {
+                tracing::info!(session = %owner.id, reason, "the shell of an isolated session has ended");
                 owner.state().phase = Phase::Dead;
                 owner.retry(&app).await;
             }
             None if owner.state().phase == Phase::Destroyed => {
-                app.isolated.lock().remove(&owner.id);
                 owner.retry(&app).await;
+                app.isolated.lock().remove(&owner.id);
             }
             None => {}
         }

@@ -87,10 +87,10 @@ impl Run<'_> {
         out
     }
 
-    /// Has the shell say how the last command ended. May be said again when it was interrupted, which may have made it
+    /// Has the shell say how the last command ended. Whatever somebody else has said before is no part of it. May be said again when it was interrupted, which may have made it
     /// forget what it had read.
     pub(super) fn report(&self) -> Vec<u8> {
-        let mut out = format!("\\command printf 'R{} %d %s\\0' \"$?\" \"$-\" 1<>", self.mark).into_bytes();
+        let mut out = format!("\\command printf '\\0R{} %d %s\\0' \"$?\" \"$-\" 1<>", self.mark).into_bytes();
         out.extend(self.path("control"));
         out.push(b'\n');
         out
@@ -98,7 +98,8 @@ impl Run<'_> {
 
     /// A run that goes on beside the shell. It says its process first, and at its end how that was.
     pub(super) fn background(&self) -> Vec<u8> {
-        let mut out = b"{ ( ".to_vec();
+        // What interrupts a run in the foreground reaches the whole group.
+        let mut out = b"{ ( \\trap '' INT; ".to_vec();
         out.extend(self.source());
         out.extend_from_slice(b" ); ");
         out.extend(self.report());
@@ -106,7 +107,7 @@ impl Run<'_> {
         out.extend_from_slice(b"; } </dev/null >|");
         out.extend(self.path(self.output));
         out.extend_from_slice(
-            format!(" 2>&1 & \\command printf 'R{}.pid %d %s\\0' \"$!\" \"$-\" 1<>", self.mark).as_bytes(),
+            format!(" 2>&1 & \\command printf '\\0R{}.pid %d %s\\0' \"$!\" \"$-\" 1<>", self.mark).as_bytes(),
         );
         out.extend(self.path("control"));
         out.push(b'\n');

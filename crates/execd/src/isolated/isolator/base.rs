@@ -1,7 +1,7 @@
 //! The namespaces that all sessions of a sandbox begin in: users of their own, in which the isolator has every
 //! capability and nobody else is, and a copy of the sandbox's mounts.
 
-use std::ffi::CString;
+use std::ffi::{CStr, CString};
 use std::io::{self, Write as _};
 use std::os::fd::{AsRawFd as _, BorrowedFd, OwnedFd};
 use std::path::Path;
@@ -198,10 +198,20 @@ fn permitted() -> io::Result<u64> {
     Ok(sets.permitted.bits())
 }
 
+/// Of these the files belong to root of the host, who is root here where users have no namespace of their own. He may
+/// write them without any capability.
+const HOSTS: [&CStr; 5] = [c"/proc/bus", c"/proc/fs", c"/proc/irq", c"/proc/sys", c"/proc/sysrq-trigger"];
+
 /// What covers parts of the sandbox's `/proc`: a session's own shall not show more.
 fn masks() -> io::Result<Vec<Mask>> {
     let text = std::fs::read("/proc/self/mountinfo")?;
-    Ok(parse_masks(&text, |path| std::fs::symlink_metadata(path).is_ok_and(|meta| meta.is_dir())))
+    let mut masks =
+        parse_masks(&text, |path| std::fs::symlink_metadata(path).is_ok_and(|meta| meta.is_dir()));
+    let map = std::fs::read_to_string("/proc/self/uid_map")?;
+    if map.split_ascii_whitespace().eq(["0", "0", "4294967295"]) {
+        masks.extend(HOSTS.map(|path| Mask::ReadOnly(path.to_owned())));
+    }
+    Ok(masks)
 }
 
 fn parse_masks(mountinfo: &[u8], is_dir: impl Fn(&Path) -> bool) -> Vec<Mask> {

@@ -74,11 +74,11 @@ fn bound(kept: u64) -> io::Result<()> {
         if held < 0 {
             break;
         }
+        if kept >> number & 1 != 0 || held == 0 {
+            continue;
+        }
         // SAFETY: no memory is involved.
-        if kept >> number & 1 == 0
-            && held > 0
-            && unsafe { libc::prctl(libc::PR_CAPBSET_DROP, libc::c_ulong::from(number), 0, 0, 0) } != 0
-        {
+        if unsafe { libc::prctl(libc::PR_CAPBSET_DROP, libc::c_ulong::from(number), 0, 0, 0) } != 0 {
             return Err(io::Error::last_os_error());
         }
     }
@@ -281,7 +281,11 @@ impl Inside {
             if asked {
                 let mut word = [0; 1 + 4 * MOST_SPARED];
                 match rustix::io::read(&control, &mut word) {
-                    Ok(length @ 1..) => shell.signal(word[0], &word[1..length]),
+                    Ok(length @ 1..) => {
+                        shell.signal(word[0], &word[1..length]);
+                        // The daemon starts nothing before it knows that no signal is on its way.
+                        let _ = rustix::io::write(&control, &word[..1]);
+                    }
                     Err(rustix::io::Errno::INTR | rustix::io::Errno::AGAIN) => {}
                     _ => return 0,
                 }
