@@ -1,5 +1,5 @@
 //! Isolated sessions of an ordinary daemon: what they are made of, how runs end, and that nothing gets out or is left.
-#![allow(clippy::unwrap_used, clippy::panic)]
+#![allow(clippy::unwrap_used, clippy::panic, clippy::print_stdout)]
 
 mod common;
 
