@@ -3,7 +3,7 @@
 PREFIX ?= /usr/local
 DESTDIR ?=
 .DEFAULT_GOAL := help
-.PHONY: help build quickstart test test-kernels check bench install uninstall clean
+.PHONY: help build quickstart test test-kernels fuzz check bench install uninstall clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -19,6 +19,9 @@ test: ## all tests: Rust, then the official clients against a server (needs root
 
 test-kernels: ## the engine on other kernels and poorer hosts, in virtual machines (long); ONLY="name …" for some
 	@scripts/vm/tests.sh $(ONLY)
+
+fuzz: ## what reads other people's bytes in the daemon, with random ones; MINUTES=10 each, ONLY="name …" for some
+	@scripts/fuzz.sh $(ONLY)
 
 check: ## formatting, lints, licences and sources of dependencies, pages
 	@scripts/check.sh

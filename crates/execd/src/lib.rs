@@ -10,6 +10,8 @@ pub mod clone3;
 pub mod command;
 mod file_key;
 pub mod files;
+#[cfg(fuzzing)]
+pub mod fuzz;
 pub mod hooks;
 pub mod http;
 pub mod init;
@@ -22,6 +24,7 @@ pub mod observe;
 pub mod process;
 pub mod proxy;
 pub mod pty;
+mod random;
 mod remote;
 pub mod runtime_init;
 pub mod serve;

@@ -206,6 +206,7 @@ fn parse_proc_stat(text: &str) -> Option<u64> {
 
 fn memory_total(limits: &Limits, root: &str) -> u64 {
     let machine = read("/proc/meminfo").as_deref().and_then(|text| meminfo(text, "MemTotal:"));
+    let machine = machine.or_else(|| Some(without_proc().0));
     let number = |name| cgroup(root, name)?.trim().parse().ok();
     let limit = limits
         .memory_bytes
@@ -231,7 +232,15 @@ fn memory_used(limits: &Limits, root: &str) -> u64 {
         let text = read("/proc/meminfo")?;
         Some(meminfo(&text, "MemTotal:")?.saturating_sub(meminfo(&text, "MemAvailable:")?))
     };
-    handed_over().or_else(second).or_else(first).or_else(machine).unwrap_or(0)
+    handed_over().or_else(second).or_else(first).or_else(machine).unwrap_or_else(|| without_proc().1)
+}
+
+/// Total and used memory of the machine, less exactly, where /proc is not mounted.
+fn without_proc() -> (u64, u64) {
+    let told = rustix::system::sysinfo();
+    let bytes = |units| u64::try_from(units).unwrap_or(0).saturating_mul(told.mem_unit.into());
+    let total = bytes(told.totalram);
+    (total, total.saturating_sub(bytes(told.freeram) + bytes(told.bufferram)))
 }
 
 /// Page cache of files, which can be read again. What has been read twice is `active`, and no less droppable.

@@ -106,7 +106,7 @@ impl Report {
     fn new() -> io::Result<Self> {
         let mut result = Err(io::ErrorKind::NotFound.into());
         for parent in [set("TMPDIR").unwrap_or_else(|| "/tmp".into()), "/tmp".into()] {
-            let dir = Path::new(&parent).join(format!("execd-lifecycle.{}", uuid::Uuid::new_v4().simple()));
+            let dir = Path::new(&parent).join(format!("execd-lifecycle.{}", crate::random::uuid().simple()));
             let file = dir.join("status");
             result = DirBuilder::new().mode(0o700).create(&dir).and_then(|()| {
                 std::fs::File::options().write(true).create_new(true).mode(0o600).open(&file).map(drop)

@@ -289,7 +289,7 @@ mod tests {
     use super::*;
 
     fn command(content: &str) -> Arc<Command> {
-        Arc::new(Command::new(uuid::Uuid::new_v4(), content.to_owned(), None))
+        Arc::new(Command::new(crate::random::uuid(), content.to_owned(), None))
     }
 
     fn success() -> End {
@@ -298,7 +298,7 @@ mod tests {
 
     fn with_output(registry: &Registry, bytes: usize) -> Arc<Command> {
         let spool = registry.spool(std::env::temp_dir());
-        let command = Arc::new(Command::new(uuid::Uuid::new_v4(), "x".to_owned(), Some(spool)));
+        let command = Arc::new(Command::new(crate::random::uuid(), "x".to_owned(), Some(spool)));
         registry.insert(Arc::clone(&command));
         command.spool.as_ref().unwrap().append(&vec![b'x'; bytes]);
         registry.make_room();

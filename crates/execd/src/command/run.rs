@@ -24,7 +24,7 @@ use crate::app::App;
 use crate::http::ApiError;
 use crate::process::exit::{self, Consumed, Exit};
 use crate::process::spawn::{self, Program, SpawnError, Stdio};
-use crate::process::{tree, watch};
+use crate::process::{null, tree, watch};
 use crate::stream::event::{self, Source};
 use crate::stream::feed::{self, Reader, Writer};
 use crate::telemetry::{self, Timed};
@@ -56,7 +56,7 @@ pub async fn start(app: App, request: Checked) -> Result<Reader, ApiError> {
     tokio::spawn(async move {
         let (prepared, is_prepared) = oneshot::channel();
         let (started, mut is_started) = oneshot::channel();
-        let id = uuid::Uuid::new_v4();
+        let id = crate::random::uuid();
         let background = request.background;
         let spool = background.then(|| app.commands.spool(temp_dir(&app)));
         let command = Arc::new(Command::new(id, request.content(), spool));
@@ -121,9 +121,9 @@ pub(crate) fn launch(app: &App, program: &Program, background: bool) -> Result<S
         errno: error.raw_os_error().unwrap_or(0),
         message: format!("cannot make the pipes of the command: {error}"),
     };
-    let null = std::fs::File::open("/dev/null").map_err(|error| SpawnError {
+    let null = null::open().map_err(|error| SpawnError {
         errno: error.raw_os_error().unwrap_or(0),
-        message: format!("cannot open /dev/null for the command: {error}"),
+        message: format!("cannot make an empty input for the command: {error}"),
     })?;
     let oom_kills = app.limits.oom_kills();
     let (out, out_write) = pipe::pair().map_err(pipes)?;

@@ -363,7 +363,7 @@ fn unnamed_file(directory: &Path) -> io::Result<File> {
         return Ok(fd.into());
     }
     // Not every file system can do that; a name that nobody knows and that goes at once is nearly as good.
-    let path = directory.join(format!("{PREFIX}{}", uuid::Uuid::new_v4().simple()));
+    let path = directory.join(format!("{PREFIX}{}", crate::random::uuid().simple()));
     let fd = rustix::fs::openat(CWD, &path, flags | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW, mode)?;
     match std::fs::remove_file(&path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),

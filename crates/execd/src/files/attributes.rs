@@ -1,12 +1,13 @@
 //! Mode and owner: how requests spell them and how they are set.
 
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsRawFd as _, BorrowedFd};
 
-use rustix::fs::{AtFlags, Gid, Mode, Uid};
+use rustix::fs::{AtFlags, Gid, Mode, OFlags, Uid};
 use rustix::io::Errno;
 use serde::{Deserialize, Deserializer};
 
 use super::error::{FileError, Result};
+use super::temp::errno_of;
 use crate::accounts::Accounts;
 
 /// The nine permission bits. Others (set-user-id and so on) are never set through the API.
@@ -74,13 +75,39 @@ impl Attributes {
             match rustix::fs::fchmod(fd, mode) {
                 // `fchmod` does not take an O_PATH descriptor; the magic link does.
                 Err(Errno::BADF) => {
-                    let (name, links) = super::session::link(fd)?;
-                    rustix::fs::chmodat(links, &*name, mode, AtFlags::empty())?;
+                    let linked = super::session::link(fd)
+                        .and_then(|(name, links)| rustix::fs::chmodat(links, &*name, mode, AtFlags::empty()));
+                    match linked {
+                        Err(Errno::NOENT | Errno::NOTDIR) => chmod_without_proc(fd, mode)?,
+                        result => result?,
+                    }
                 }
                 result => result?,
             }
         }
         Ok(())
+    }
+}
+
+/// A system call that the libraries do not know on all machines yet; the number is the same on all.
+const FCHMODAT2: libc::c_long = 452;
+
+/// Changes the mode of what an `O_PATH` descriptor refers to where /proc is not mounted.
+fn chmod_without_proc(fd: BorrowedFd<'_>, mode: Mode) -> rustix::io::Result<()> {
+    // A directory can be opened once more.
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    if let Ok(opened) = rustix::fs::openat(fd, c".", flags, Mode::empty()) {
+        return rustix::fs::fchmod(opened, mode);
+    }
+    // SAFETY: the path is a constant, and the descriptor is open. Kernels before 6.6 do not know the call.
+    let result =
+        unsafe { libc::syscall(FCHMODAT2, fd.as_raw_fd(), c"".as_ptr(), mode.bits(), libc::AT_EMPTY_PATH) };
+    if result == 0 {
+        return Ok(());
+    }
+    match errno_of(std::io::Error::last_os_error()) {
+        Errno::NOSYS => Err(Errno::OPNOTSUPP),
+        errno => Err(errno),
     }
 }
 

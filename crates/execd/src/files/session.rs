@@ -52,7 +52,7 @@ pub(crate) fn own_links() -> io::Result<()> {
     )?;
     let _ = LINKS.set(links);
     // Where random numbers come from a device, it is opened by the first one.
-    let _ = uuid::Uuid::new_v4();
+    let _ = crate::random::uuid();
     Ok(())
 }
 

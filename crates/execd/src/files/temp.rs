@@ -53,7 +53,7 @@ impl Drop for Hidden {
 
 /// A name nobody else uses.
 pub(crate) fn hidden_name() -> OsString {
-    format!(".execd-{}.tmp", uuid::Uuid::new_v4().simple()).into()
+    format!(".execd-{}.tmp", crate::random::uuid().simple()).into()
 }
 
 impl Temp {

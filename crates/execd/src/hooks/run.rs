@@ -31,7 +31,7 @@ const KEPT_WITHIN: Duration = Duration::from_secs(1);
 pub(crate) async fn run(app: &App, hook: &Hook, stop: &CancellationToken) -> Result<(), String> {
     let title = &hook.title;
     let began = Instant::now();
-    let tag = tree::tag(uuid::Uuid::new_v4().as_u64_pair().1);
+    let tag = tree::tag(crate::random::uuid().as_u64_pair().1);
     let request = CommandRequest { argv: Some(hook.argv.clone()), ..CommandRequest::default() };
     let there = app.clone();
     let started = tokio::task::spawn_blocking(move || {

@@ -90,7 +90,7 @@ fn keep(path: &Path, text: &str) -> io::Result<()> {
     let name = path.file_name().ok_or(io::ErrorKind::InvalidInput)?;
     let mut beside = OsStr::new(".").to_owned();
     beside.push(name);
-    beside.push(format!(".{}", uuid::Uuid::new_v4().simple()));
+    beside.push(format!(".{}", crate::random::uuid().simple()));
     let beside = dir.join(beside);
     let written = (|| {
         let mut file = std::fs::File::options().write(true).create_new(true).mode(0o600).open(&beside)?;

@@ -42,7 +42,7 @@ pub(super) fn start(
     if order.entrypoint == IDLE {
         return Ok(None);
     }
-    let null = std::fs::File::open("/dev/null").map_err(|error| failed("open /dev/null", &error))?;
+    let null = crate::process::null::open().map_err(|error| failed("make an empty input", &error))?;
     let (read, write) = crate::command::pipe::pair().map_err(|error| failed("make a pipe", &error))?;
     let stdio = Stdio { stdin: null.as_fd(), stdout: write.as_fd(), stderr: write.as_fd() };
     let spawned = spawn::spawn_under(filter, &program, stdio, &fds.work_cgroup)?;

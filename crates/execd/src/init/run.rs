@@ -287,7 +287,7 @@ impl Init {
         let is_first = with.is_none();
         let mut env = env.clone();
         env.extend(with.into_iter().flatten());
-        let tag = tree::tag(uuid::Uuid::new_v4().as_u64_pair().1);
+        let tag = tree::tag(crate::random::uuid().as_u64_pair().1);
         match entrypoint::start_inherited(argv, env, tag) {
             Ok(pid) => {
                 self.entrypoint = Entry::Process(pid);

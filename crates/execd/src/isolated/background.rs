@@ -43,7 +43,7 @@ impl BackgroundRun {
     pub(super) fn new(session_id: String, directory: std::path::PathBuf, stock: Arc<Stock>) -> Self {
         Self {
             session_id,
-            id: uuid::Uuid::new_v4().to_string(),
+            id: crate::random::uuid().to_string(),
             spool: Spool::new(directory, LOG_LIMIT, stock),
             started_at: WireTime::now(),
             end: Mutex::new(None),

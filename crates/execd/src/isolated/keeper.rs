@@ -171,7 +171,7 @@ impl OwnUppers {
                 tracing::warn!(%error, name = %Path::new(name).display(), "upper layers are left");
             }
         }
-        let name = uuid::Uuid::new_v4().to_string();
+        let name = crate::random::uuid().to_string();
         rustix::fs::mkdirat(&root, &name, Mode::RWXU).ok()?;
         let path = Path::new(UPPER_ROOT).join(&name);
         let dir = rustix::fs::openat(&root, &name, flags, Mode::empty()).ok()?;

@@ -155,7 +155,7 @@ impl Life {
             feeder: Feeder::new(feed, kind.begin().to_vec())?,
             first: watch::readable(first).map_err(|(_, error)| error)?,
             unanswered: 0,
-            secret: uuid::Uuid::new_v4().simple().to_string(),
+            secret: crate::random::uuid().simple().to_string(),
             number: 0,
             jobs,
             waiting: VecDeque::new(),

@@ -198,7 +198,7 @@ impl Registry {
 
 /// Makes a session. Not cancel safe: run it in a task of its own.
 pub(super) async fn make(app: App, spec: IsolatedSessionSpec) -> Result<Arc<Session>, ApiError> {
-    let id = uuid::Uuid::new_v4().to_string();
+    let id = crate::random::uuid().to_string();
     let Checked { mut plan, kind, idle, background } = spec::check(&app, &spec, &id)?;
     if app.isolated.lock().len() >= MOST_SESSIONS {
         return Err(ApiError::new(

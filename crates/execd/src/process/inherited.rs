@@ -21,10 +21,10 @@ pub fn close_on_exec() -> io::Result<()> {
     Ok(())
 }
 
-/// Opens `/dev/null` and makes sure that 0, 1 and 2 are taken, so that no other descriptor gets these numbers.
+/// Opens what is empty and makes sure that 0, 1 and 2 are taken, so that no other descriptor gets these numbers.
 pub fn reserve_standard() -> io::Result<()> {
     loop {
-        let null = std::fs::OpenOptions::new().read(true).write(true).open("/dev/null")?;
+        let null = super::null::open()?;
         if null.as_raw_fd() > 2 {
             return Ok(());
         }

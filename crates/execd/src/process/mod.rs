@@ -2,6 +2,7 @@
 
 pub mod exit;
 pub mod inherited;
+pub mod null;
 mod signals;
 pub mod spawn;
 pub mod tree;

@@ -27,6 +27,9 @@ const KILL_LIMIT: Duration = Duration::from_secs(60);
 /// At most this many descriptors of processes are held at a time; the daemon needs some for itself.
 const MOST_HELD: usize = 512;
 
+/// No process has a larger number.
+const MOST_PROCESSES: i32 = 1 << 22;
+
 /// Low bits of a mark in which the members of a family differ.
 const FAMILY: u64 = (1 << 20) - 1;
 
@@ -128,7 +131,7 @@ pub fn terminate(marks: impl Into<Marks>) -> io::Result<Vec<OwnedFd>> {
 /// Kills every process with the mark and returns when none is left. Blocks.
 ///
 /// # Errors
-/// `/proc` cannot be read, or some processes are left after all.
+/// The list of processes cannot be read, or some processes are left after all.
 pub fn kill(marks: impl Into<Marks>) -> io::Result<()> {
     let marks = marks.into();
     let end = Instant::now() + KILL_LIMIT;
@@ -194,17 +197,28 @@ pub fn wait(processes: &[OwnedFd], limit: Duration) -> io::Result<bool> {
 
 /// Hands over every living process with the mark.
 fn each(marks: Marks, mut take: impl FnMut(i32, OwnedFd)) -> io::Result<()> {
-    for entry in std::fs::read_dir("/proc")? {
-        let name = entry?.file_name();
-        let Some(pid) = name.to_str().and_then(|name| name.parse::<i32>().ok()) else { continue };
+    let mut look = |pid| {
         // Cheap look first; only what carries the mark is opened and looked at again.
         if !mark_of(pid).is_some_and(|mark| marks.holds(mark)) {
-            continue;
+            return;
         }
-        let Ok(process) = open_pidfd(pid) else { continue };
+        let Ok(process) = open_pidfd(pid) else { return };
         if mark_of(pid).is_some_and(|mark| marks.holds(mark)) && !has_ended(&process) {
             take(pid, process);
         }
+    };
+    let mut listed = false;
+    if let Ok(entries) = std::fs::read_dir("/proc") {
+        for entry in entries {
+            let name = entry?.file_name();
+            let Some(pid) = name.to_str().and_then(|name| name.parse::<i32>().ok()) else { continue };
+            listed = true;
+            look(pid);
+        }
+    }
+    if !listed {
+        // Not mounted: there is no list of processes but all numbers, which takes half a second.
+        (1..=MOST_PROCESSES).for_each(look);
     }
     Ok(())
 }
@@ -242,7 +256,7 @@ mod tests {
     use std::ffi::CString;
 
     fn start(script: &str) -> (u64, crate::process::spawn::Spawned) {
-        let tag = tag(uuid::Uuid::new_v4().as_u64_pair().1);
+        let tag = tag(crate::random::uuid().as_u64_pair().1);
         let text = |text: &str| CString::new(text).unwrap();
         let program = Program {
             candidates: vec![text("/bin/sh")],

@@ -11,9 +11,9 @@ use tokio::io::unix::{AsyncFd, AsyncFdRegisterError};
 
 /// Columns and rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Size {
-    pub(super) cols: u16,
-    pub(super) rows: u16,
+pub(crate) struct Size {
+    pub(crate) cols: u16,
+    pub(crate) rows: u16,
 }
 
 impl Size {

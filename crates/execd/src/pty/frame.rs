@@ -12,7 +12,7 @@ use super::ring::Source;
 
 /// What a client asks for.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Request {
+pub(crate) enum Request {
     Stdin(Bytes),
     /// `None` is a signal that is not sent: such are ignored.
     Signal(Option<i32>),
@@ -36,7 +36,7 @@ struct Text<'a> {
 }
 
 /// Reads a binary frame.
-pub(super) fn from_bytes(bytes: &Bytes) -> Result<Request, String> {
+pub(crate) fn from_bytes(bytes: &Bytes) -> Result<Request, String> {
     match bytes.first() {
         Some(&frame::STDIN) => Ok(Request::Stdin(bytes.slice(1..))),
         Some(kind) => Err(format!("a binary frame of kind {kind} is not known; 0 is input")),
@@ -45,7 +45,7 @@ pub(super) fn from_bytes(bytes: &Bytes) -> Result<Request, String> {
 }
 
 /// Reads a text frame.
-pub(super) fn from_text(text: &str) -> Result<Request, String> {
+pub(crate) fn from_text(text: &str) -> Result<Request, String> {
     let text: Text<'_> =
         serde_json::from_str(text).map_err(|error| format!("the frame is not the expected JSON: {error}"))?;
     Ok(match &*text.kind {

@@ -2,11 +2,11 @@
 
 mod connection;
 mod device;
-mod frame;
+pub(crate) mod frame;
 pub mod registry;
 mod ring;
 mod run;
-mod socket;
+pub(crate) mod socket;
 mod terminal;
 
 use std::path::PathBuf;

@@ -11,7 +11,7 @@ use tokio_tungstenite::tungstenite::protocol::{Role, WebSocketConfig};
 use crate::http::ApiError;
 
 /// Largest message that is taken: a mebibyte of input and its kind.
-pub(super) const LARGEST_MESSAGE: usize = (1 << 20) + 1;
+pub(crate) const LARGEST_MESSAGE: usize = (1 << 20) + 1;
 /// Room for what is read at once; thousands of connections must not cost much.
 const READ: usize = 8 << 10;
 
@@ -73,10 +73,14 @@ impl Handshake {
 
 /// The WebSocket on a switched connection.
 pub(super) async fn open(upgraded: Upgraded) -> Socket {
-    let config = WebSocketConfig::default()
+    WebSocketStream::from_raw_socket(TokioIo::new(upgraded), Role::Server, Some(config())).await
+}
+
+/// What a connection may cost.
+pub(crate) fn config() -> WebSocketConfig {
+    WebSocketConfig::default()
         .read_buffer_size(READ)
         .write_buffer_size(0)
         .max_message_size(Some(LARGEST_MESSAGE))
-        .max_frame_size(Some(LARGEST_MESSAGE));
-    WebSocketStream::from_raw_socket(TokioIo::new(upgraded), Role::Server, Some(config)).await
+        .max_frame_size(Some(LARGEST_MESSAGE))
 }

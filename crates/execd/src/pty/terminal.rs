@@ -156,8 +156,8 @@ pub(super) enum Next {
 impl Terminal {
     pub(super) fn new(command: Option<String>, cwd: PathBuf) -> Self {
         Self {
-            id: uuid::Uuid::new_v4().to_string(),
-            tag: tree::tag(uuid::Uuid::new_v4().as_u64_pair().1),
+            id: crate::random::uuid().to_string(),
+            tag: tree::tag(crate::random::uuid().as_u64_pair().1),
             command,
             cwd,
             gone: CancellationToken::new(),

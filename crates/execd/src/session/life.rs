@@ -75,7 +75,7 @@ impl Job {
 
 /// A word that nobody guesses. Short, because bash reads each byte of it by itself.
 fn secret() -> String {
-    let (first, second) = uuid::Uuid::new_v4().as_u64_pair();
+    let (first, second) = crate::random::uuid().as_u64_pair();
     format!("{:016x}", first ^ second)
 }
 

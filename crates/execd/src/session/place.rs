@@ -53,7 +53,7 @@ impl Place {
     /// Neither place for temporary things takes it.
     pub(super) fn new(app: &App, identity: Option<&Identity>) -> io::Result<(Self, OwnedFd)> {
         // Short: bash reads each byte of these names by itself, several times a run.
-        let name = format!(".execd-sh-{:012x}", uuid::Uuid::new_v4().as_u64_pair().1 >> 16);
+        let name = format!(".execd-sh-{:012x}", crate::random::uuid().as_u64_pair().1 >> 16);
         let owner = identity.map(|identity| (identity.uid, identity.gid));
         let mut parents = vec![PathBuf::from(SHARED_MEMORY), temp_dir(app)];
         // A place that was asked for comes first, unless the shell's user may have no way to it.

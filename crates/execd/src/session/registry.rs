@@ -88,7 +88,7 @@ pub(super) async fn open(app: App, cwd: Option<String>) -> Result<String, ApiErr
     let mut state = app.sessions.lock();
     state.opening -= 1;
     let session = opened?;
-    let id = uuid::Uuid::new_v4().to_string();
+    let id = crate::random::uuid().to_string();
     state.open.insert(id.clone(), Arc::new(session));
     Ok(id)
 }
@@ -96,7 +96,7 @@ pub(super) async fn open(app: App, cwd: Option<String>) -> Result<String, ApiErr
 async fn start(app: App, cwd: Option<String>) -> Result<Session, ApiError> {
     let shared = app.clone();
     let work = move || {
-        let tag = tree::tag(uuid::Uuid::new_v4().as_u64_pair().1);
+        let tag = tree::tag(crate::random::uuid().as_u64_pair().1);
         let recipe = Recipe::new(&shared, cwd.as_deref(), tree::member(tag, 0))?;
         let place = Place::new(&shared, recipe.identity())
             .map_err(|error| ApiError::runtime(format!("no place for the session's pipes: {error}")))?;

@@ -129,7 +129,13 @@ impl Recipe {
             errno: error.raw_os_error().unwrap_or(0),
             message: format!("cannot prepare a shell: {error}"),
         };
-        let null = std::fs::OpenOptions::new().read(true).write(true).open("/dev/null").map_err(failed)?;
+        // The shell opens it by its name, too.
+        let null = std::fs::OpenOptions::new().read(true).write(true).open("/dev/null").map_err(|error| {
+            failed(io::Error::new(
+                error.kind(),
+                format!("sessions need /dev/null, which cannot be opened: {error}"),
+            ))
+        })?;
         let (read, feed) = pipe::pair().map_err(failed)?;
         // Of this pipe the other end is ours.
         rustix::io::ioctl_fionbio(&read, false).map_err(|error| failed(error.into()))?;

@@ -159,7 +159,7 @@ impl Gate {
 
 /// Waits for a level, not for an edge.
 pub fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
-    let end = Instant::now() + Duration::from_secs(15);
+    let end = Instant::now() + Duration::from_secs(60);
     while !holds() {
         assert!(Instant::now() < end, "never came: {what}");
         std::thread::sleep(Duration::from_millis(2));
@@ -204,7 +204,7 @@ pub struct Client {
 impl Client {
     pub fn connect(path: PathBuf) -> Self {
         let stream = UnixStream::connect(path).unwrap();
-        stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(120))).unwrap();
         Self { reader: BufReader::with_capacity(256 << 10, stream) }
     }
 

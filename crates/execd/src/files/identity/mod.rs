@@ -94,7 +94,12 @@ impl Kind for Identified {
     /// Executes this very program again. It is still the daemon's user, and becomes the other one by itself: the
     /// program need not be anybody else's to execute.
     fn start(&self, connection: UnixStream) -> io::Result<OwnedFd> {
-        let null = std::fs::OpenOptions::new().read(true).write(true).open("/dev/null")?;
+        if !std::path::Path::new("/proc/self/exe").exists() {
+            return Err(io::Error::other(
+                "the daemon executes itself for that, and /proc is not mounted here",
+            ));
+        }
+        let null = crate::process::null::open()?;
         let ids = CString::new(format!("{}:{}", self.who.uid, self.who.gid))?;
         let program = Program {
             candidates: vec![c"/proc/self/exe".to_owned()],
