@@ -3,7 +3,7 @@
 PREFIX ?= /usr/local
 DESTDIR ?=
 .DEFAULT_GOAL := help
-.PHONY: help build quickstart test test-kernels fuzz check bench install uninstall clean
+.PHONY: help build quickstart test test-kernels fuzz soak check bench install uninstall clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -22,6 +22,9 @@ test-kernels: ## the engine on other kernels and poorer hosts, in virtual machin
 
 fuzz: ## what reads other people's bytes in the daemon, with random ones; MINUTES=10 each, ONLY="name …" for some
 	@scripts/fuzz.sh $(ONLY)
+
+soak: ## ten thousand commands of the daemon, a third of which go wrong, and what they leave; COMMANDS=10000
+	@OSB_SOAK=$(or $(COMMANDS),10000) cargo test --locked -p osb-execd --test soak -- --nocapture
 
 check: ## formatting, lints, licences and sources of dependencies, pages
 	@scripts/check.sh

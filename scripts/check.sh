@@ -9,6 +9,7 @@ need_cargo
 need_packages python3:python3
 say "== cargo fmt"
 cargo fmt --all --check
+cargo fmt --manifest-path crates/execd/fuzz/Cargo.toml --check
 say "== cargo clippy"
 cargo clippy --locked --workspace --all-targets -- -D warnings
 say "== dependencies"
@@ -22,6 +23,7 @@ say "== pages"
 python3 scripts/config_docs.py --check
 python3 scripts/check_errors.py
 python3 scripts/check_links.py
+python3 scripts/check_cases.py
 say "== scripts"
 for script in .ci/run scripts/*.sh; do bash -n "$script"; done
 python3 - examples/*.py conformance/*.py conformance/*/*.py scripts/*.py <<'PYTHON'
