@@ -99,7 +99,7 @@ CLIENTS = (
             NO_SDK - {"connect"}
             | {
                 "chmod", "chmod.owner", "create.manual", "diagnostics", "logs", "pause", "run.argv", "run.timeout",
-                "snapshot", "stat", "status", "stream",
+                "open_session", "run_in_session", "delete_session", "snapshot", "stat", "status", "stream",
             }
         ),
     ),

@@ -238,6 +238,16 @@ class Agent:
     async def op_interrupt(self, c, id, execution):
         await do(self.sandboxes[id].commands.interrupt, execution)
 
+    async def op_open_session(self, c, id, cwd=None):
+        return await do(self.sandboxes[id].commands.create_session, **given(working_directory=cwd))
+
+    async def op_run_in_session(self, c, id, session, command, cwd=None, timeout=None):
+        options = given(working_directory=cwd, timeout=seconds(timeout))
+        return execution(await do(self.sandboxes[id].commands.run_in_session, session, command, **options), [])
+
+    async def op_delete_session(self, c, id, session):
+        await do(self.sandboxes[id].commands.delete_session, session)
+
     async def op_set_env(self, c, id, key, value):
         await do(self.sandboxes[id].commands.set_env, key, value)
 

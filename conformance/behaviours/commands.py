@@ -141,6 +141,23 @@ def background_commands_are_followed(client, box):
     assert box.logs(execution, cursor=8) == {"content": "", "cursor": 8}
 
 
+@behaviour("open_session", "run_in_session", "delete_session")
+def sessions_keep_their_state(client, box):
+    session = box.open_session(cwd="/usr")
+    assert box.run_in_session(session, "export KEPT=one").exit_code == 0
+    assert box.run_in_session(session, "cd /var").exit_code == 0
+    assert box.run_in_session(session, "printenv KEPT").output == "one\n"
+    assert box.run_in_session(session, "pwd").output == "/var\n"
+    assert box.run_in_session(session, "pwd", cwd="/usr/bin").output == "/usr/bin\n"
+    failed = box.run_in_session(session, "exit 5")
+    assert (failed.exit_code, failed.error["value"]) == (5, "5")
+    assert box.run_in_session(session, "printenv KEPT").output == "one\n"
+    assert box.run_in_session(session, "sleep 60", timeout=1).exit_code == 137
+    box.delete_session(session)
+    with refused(client, status=404):
+        box.delete_session(session)
+
+
 @behaviour(basic=True)
 def background_commands_are_interrupted(client, box):
     execution = box.start("sleep 98762 & sleep 98762")

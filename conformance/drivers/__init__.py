@@ -167,6 +167,15 @@ class Box:
     def interrupt(self, execution: str) -> None:
         self._call("interrupt", execution=execution)
 
+    def open_session(self, cwd: str | None = None) -> str:
+        return self._call("open_session", cwd=cwd)
+
+    def run_in_session(self, session: str, command: str, **options: Any) -> Run:
+        return Run(**self._call("run_in_session", session=session, command=command, **options))
+
+    def delete_session(self, session: str) -> None:
+        self._call("delete_session", session=session)
+
     def set_env(self, key: str, value: str) -> None:
         self._call("set_env", key=key, value=value)
 

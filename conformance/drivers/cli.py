@@ -124,6 +124,9 @@ class CliDriver(Driver):
         if timeout:
             words += ["--timeout", f"{timeout}s"]
         words += ["--argv", "--", *argv] if argv else ["--", *shell(command)]
+        return self._ran(o, words)
+
+    def _ran(self, o, words):
         exit_code, stdout, stderr = self.osb(o, *words)
         text = stderr.decode(errors="replace")
         found = ERROR.search(text)
@@ -141,6 +144,19 @@ class CliDriver(Driver):
             "error": error,
             "complete": exit_code == 0,
         }
+
+    def op_open_session(self, o, id, cwd=None):
+        return self._json(o, "command", "session", "create", id, *(["--workdir", cwd] if cwd else []))["session_id"]
+
+    def op_run_in_session(self, o, id, session, command, cwd=None, timeout=None):
+        words = ["command", "session", "run", id, session]
+        words += ["--workdir", cwd] if cwd else []
+        words += ["--timeout", f"{timeout}s"] if timeout else []
+        # Each word is quoted: what shall change the session's state cannot be in a shell of its own.
+        return self._ran(o, [*words, "--", *command.split()])
+
+    def op_delete_session(self, o, id, session):
+        self._good(o, "command", "session", "delete", id, session)
 
     def op_start(self, o, id, command):
         return json.loads(self._good(o, "command", "run", id, "-d", "-o", "json", "--", *shell(command)))["execution_id"]

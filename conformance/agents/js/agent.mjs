@@ -70,6 +70,21 @@ function entry(value) {
 const commands = (args) => sandboxes.get(args.id).commands;
 const files = (args) => sandboxes.get(args.id).files;
 
+/** A command that was run to its end. */
+function ran(run, arrivals) {
+  const { name, value, traceback } = run.error ?? {};
+  return {
+    id: run.id,
+    stdout: run.logs.stdout.map((message) => message.text),
+    stderr: run.logs.stderr.map((message) => message.text),
+    text: null,
+    exit_code: run.exitCode ?? null,
+    error: run.error ? { name, value, traceback } : null,
+    complete: run.complete != null,
+    arrivals,
+  };
+}
+
 const operations = {
   async create(c, { image, timeout = 600, manual, ready_timeout, secure_access, skip_health_check, ...options }) {
     const sandbox = await Sandbox.create({
@@ -132,18 +147,14 @@ const operations = {
     if (interrupt_at_init) handlers.onInit = (init) => commands({ id }).interrupt(init.id);
     const opts = given({ workingDirectory: cwd, envs: env, timeoutSeconds: timeout, uid, gid });
     const run = await commands({ id }).run(command, opts, handlers);
-    const { name, value, traceback } = run.error ?? {};
-    return {
-      id: run.id,
-      stdout: run.logs.stdout.map((message) => message.text),
-      stderr: run.logs.stderr.map((message) => message.text),
-      text: null,
-      exit_code: run.exitCode ?? null,
-      error: run.error ? { name, value, traceback } : null,
-      complete: run.complete != null,
-      arrivals,
-    };
+    return ran(run, arrivals);
   },
+  open_session: (c, { id, cwd }) => commands({ id }).createSession(given({ workingDirectory: cwd })),
+  async run_in_session(c, { id, session, command, cwd, timeout }) {
+    const opts = given({ workingDirectory: cwd, timeoutSeconds: timeout });
+    return ran(await commands({ id }).runInSession(session, command, opts), []);
+  },
+  delete_session: (c, { id, session }) => commands({ id }).deleteSession(session),
   start: async (c, { id, command }) => (await commands({ id }).run(command, { background: true })).id,
   async status(c, { id, execution }) {
     const found = await commands({ id }).getCommandStatus(execution);

@@ -247,22 +247,23 @@ async fn a_client_that_leaves_gets_its_sandbox_deleted() {
     let server = Server::new().await;
     let body = with(json!({"image": {"uri": "slow"}}));
     {
-        let call = server.create(body.clone());
-        let left = tokio::time::timeout(Duration::from_millis(50), call).await;
-        assert!(left.is_err(), "the runtime still works on it");
+        let mut call = Box::pin(server.create(body.clone()));
+        while server.fake.at_gate.load(Ordering::SeqCst) == 0 {
+            let left = tokio::time::timeout(Duration::from_millis(5), &mut call).await;
+            assert!(left.is_err(), "the runtime still works on it");
+        }
     }
     server.fake.gate.add_permits(1);
-    for _ in 0..500 {
-        if server.fake.deleted.load(Ordering::SeqCst) == 1 {
+    // Deleted first, forgotten then.
+    let mut listed = json!(1);
+    for _ in 0..4000 {
+        listed = server.get("/v1/sandboxes").await.json()["pagination"]["totalItems"].clone();
+        if server.fake.deleted.load(Ordering::SeqCst) == 1 && listed == 0 {
             break;
         }
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
-    assert_eq!(server.fake.deleted.load(Ordering::SeqCst), 1);
-    // The runtime comes before the list.
-    while server.get("/v1/sandboxes").await.json()["pagination"]["totalItems"] != 0 {
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
+    assert_eq!((server.fake.deleted.load(Ordering::SeqCst), listed), (1, json!(0)));
     // Who stays gets it.
     server.fake.gate.add_permits(1);
     server.create(body).await.expect(202);

@@ -312,7 +312,7 @@ impl Server {
 
     /// Waits until a sandbox is in a state.
     pub(crate) async fn until(&self, id: &str, state: &str) -> Value {
-        for _ in 0..500 {
+        for _ in 0..4000 {
             let sandbox = self.get(&format!("/v1/sandboxes/{id}")).await.expect(200).json();
             if sandbox["status"]["state"] == state {
                 return sandbox;
@@ -324,7 +324,7 @@ impl Server {
 
     /// Waits until a sandbox is gone.
     pub(crate) async fn until_gone(&self, id: &str) {
-        for _ in 0..1000 {
+        for _ in 0..4000 {
             if self.get(&format!("/v1/sandboxes/{id}")).await.status == 404 {
                 return;
             }
