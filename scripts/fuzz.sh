@@ -21,5 +21,5 @@ for target in "${targets[@]}"; do
     seeds=()
     [ ! -d "fuzz/seeds/$target" ] || seeds=("fuzz/seeds/$target")
     cargo +nightly fuzz run "$target" "fuzz/corpus/$target" "${seeds[@]}" -- \
-        -max_total_time=$((${MINUTES:-10} * 60)) -timeout=60 -rss_limit_mb=2048 -print_final_stats=1
+        -max_total_time=$((${MINUTES:-10} * 60)) -timeout=600 -rss_limit_mb=2048 -print_final_stats=1
 done

@@ -238,7 +238,7 @@ fn memory_used(limits: &Limits, root: &str) -> u64 {
 /// Total and used memory of the machine, less exactly, where /proc is not mounted.
 fn without_proc() -> (u64, u64) {
     let told = rustix::system::sysinfo();
-    let bytes = |units| u64::try_from(units).unwrap_or(0).saturating_mul(told.mem_unit.into());
+    let bytes = |units: u64| units.saturating_mul(told.mem_unit.into());
     let total = bytes(told.totalram);
     (total, total.saturating_sub(bytes(told.freeram) + bytes(told.bufferram)))
 }
