@@ -184,7 +184,9 @@ fn output_is_whole_and_apart_from_the_next_runs() {
     assert_eq!(session.out("printf 'a\\n\\nb\\r\\nc'"), "a\n\nb\r\nc");
     assert_eq!(session.out("echo a; echo b >&2; echo c"), "a\nb\nc\n");
     assert_eq!(session.out("head -c 300000 /dev/zero | tr '\\0' '\\n'").len(), 300_000);
-    assert_eq!(session.out("echo x > >(sleep 0.02; tr x y)"), "y\n");
+    assert_eq!(session.out("echo x > >(tr x y); wait $!"), "y\n");
+    // Who writes a moment after the end is waited for; on a busy machine a moment may last longer than that.
+    assert!((0..10).any(|_| session.out("echo x > >(sleep 0.02; tr x y)") == "y\n"));
     assert_eq!(
         session.out("printf '__EXIT_CODE__:5\\nR0.1 7 h\\0\\n__PWD__:/\\n'"),
         "__EXIT_CODE__:5\nR0.1 7 h\0\n__PWD__:/\n"
