@@ -12,6 +12,7 @@ pub mod spool;
 pub mod stop;
 
 use std::io;
+use std::time::Duration;
 
 use axum::body::Body;
 use axum::extract::{Path, State};
@@ -29,6 +30,9 @@ use spool::Snapshot;
 /// Bytes of a log read at once.
 const LOG_PIECE: u64 = 256 << 10;
 
+/// How long the first event may wait for the next ones.
+const OPENING: Duration = Duration::from_millis(1);
+
 /// The routes of commands.
 pub fn router() -> axum::Router<App> {
     axum::Router::new()
@@ -42,11 +46,12 @@ async fn run_command(
     Json(request): Json<CommandRequest>,
 ) -> Result<Response, ApiError> {
     let request = Checked::new(request)?;
-    Ok(event_stream(run::start(app, request).await?))
+    Ok(event_stream(run::start(app, request).await?).await)
 }
 
-/// The head of an event stream. It goes out together with the first event.
-pub(crate) fn event_stream(events: Reader) -> Response {
+/// The head of an event stream. It goes out together with the first events.
+pub(crate) async fn event_stream(events: Reader) -> Response {
+    events.gather(OPENING).await;
     let mut response = Response::new(Body::new(events));
     let headers = response.headers_mut();
     for (name, value) in [

@@ -93,7 +93,7 @@ pub async fn start(app: App, request: Checked) -> Result<Reader, ApiError> {
             tracing::info!(id = command.id, command = shown, background, "command");
         }
         let (writer, reader) = feed::feed();
-        writer.push(|out| {
+        writer.open(|out| {
             event::push_init(out, &command.id);
             event::push_ping(out);
         });

@@ -54,7 +54,7 @@ async fn run(
     let session = app.sessions.get(&id).ok_or_else(unknown)?;
     let timeout = check(&request)?;
     let (writer, reader) = feed::feed();
-    writer.push(|out| {
+    writer.open(|out| {
         event::push_init(out, &id);
         event::push_ping(out);
     });
@@ -63,7 +63,7 @@ async fn run(
         Job { command: request.command, cwd: request.cwd, timeout, writer, answer: Some((answer, reader)) };
     session.queue(job)?;
     let events = answered.await.unwrap_or_else(|_| Err(unknown()))?;
-    Ok(event_stream(events))
+    Ok(event_stream(events).await)
 }
 
 async fn remove(State(app): State<App>, Path(id): Path<String>) -> Result<Response, ApiError> {

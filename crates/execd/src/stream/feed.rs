@@ -9,6 +9,7 @@ use std::convert::Infallible;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
+use std::time::Duration;
 
 use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
@@ -25,6 +26,8 @@ struct State {
     spare: VecDeque<Vec<u8>>,
     ended: bool,
     abandoned: bool,
+    /// Bytes at the beginning that may wait for company.
+    opening: usize,
     reader: Option<Waker>,
     writer: Option<Waker>,
 }
@@ -68,6 +71,13 @@ impl Writer {
             drop(state);
             reader.wake();
         }
+    }
+
+    /// As [`Writer::push`], for what comes first and need not leave alone: see [`Reader::gather`].
+    pub fn open(&self, fill: impl FnOnce(&mut Vec<u8>)) {
+        let mut state = lock(&self.shared);
+        fill(&mut state.buffer);
+        state.opening = state.buffer.len();
     }
 
     /// Whether a push should wait for [`Writer::room`].
@@ -118,6 +128,22 @@ impl Drop for Writer {
 #[derive(Debug)]
 pub struct Reader {
     shared: Shared,
+}
+
+impl Reader {
+    /// Waits until there is more than the opening, or the end, but no longer than `limit`. Each piece wakes everybody
+    /// on its way to the client; most commands are over so soon that one piece is enough.
+    pub async fn gather(&self, limit: Duration) {
+        let more = std::future::poll_fn(|context| {
+            let mut state = lock(&self.shared);
+            if state.ended || state.buffer.len() > state.opening {
+                return Poll::Ready(());
+            }
+            state.reader = Some(context.waker().clone());
+            Poll::Pending
+        });
+        let _ = tokio::time::timeout(limit, more).await;
+    }
 }
 
 impl Body for Reader {
@@ -219,6 +245,27 @@ mod tests {
             assert_eq!(reader.frame().await.unwrap().unwrap().into_data().unwrap(), "c");
             assert!(reader.is_end_stream());
             assert!(reader.frame().await.is_none());
+        });
+    }
+
+    #[test]
+    fn an_opening_waits_for_company_but_not_long() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        runtime.block_on(async {
+            const LONG: Duration = Duration::from_secs(60);
+            let began = std::time::Instant::now();
+            let (writer, mut reader) = feed();
+            writer.open(|out| out.extend_from_slice(b"a"));
+            reader.gather(Duration::from_millis(1)).await;
+            assert!(began.elapsed() >= Duration::from_millis(1));
+            tokio::join!(reader.gather(LONG), async { writer.push(|out| out.extend_from_slice(b"b")) });
+            // What is there already is not waited for.
+            reader.gather(LONG).await;
+            assert_eq!(reader.frame().await.unwrap().unwrap().into_data().unwrap(), "ab");
+            let (writer, reader) = feed();
+            writer.open(|out| out.extend_from_slice(b"a"));
+            tokio::join!(reader.gather(LONG), async { drop(writer) });
+            assert!(began.elapsed() < LONG);
         });
     }
 
