@@ -164,11 +164,11 @@ async fn run(
     match session.queue(Work::Foreground(job)) {
         Ok(()) => {}
         // The contract has a stream say that.
-        Err(error) if error.message == background::TERMINATED => return Ok(event_stream(terminated())),
+        Err(error) if error.message == background::TERMINATED => return Ok(event_stream(terminated()).await),
         Err(error) => return Err(error),
     }
     let events = answered.await.unwrap_or_else(|_| Ok(terminated()))?;
-    Ok(event_stream(events))
+    Ok(event_stream(events).await)
 }
 
 /// The stream of a run in a session whose shell has ended.
