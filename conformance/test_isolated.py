@@ -1,10 +1,14 @@
 """Isolated sessions through the asynchronous, the synchronous and the JavaScript client."""
 
 import asyncio
+import json
+import os
+import subprocess
 import uuid
-from datetime import timedelta
+from pathlib import Path
 
 import pytest
+from conftest import API_KEY
 from opensandbox.exceptions import SandboxApiException
 from opensandbox.models.execd import ExecutionHandlers
 from opensandbox.models.filesystem import DirectoryListEntry, MoveEntry, SearchEntry, WriteEntry
@@ -200,3 +204,108 @@ def test_the_synchronous_client(sandbox_sync):
                 break
         assert session.run_logs(started.run_id).text == "bg\n"
     assert sandbox_sync.isolation.list() == []
+
+
+async def test_nobody_else_may_do_what_sessions_are_made_with(sandbox):
+    """Before, while and after there are sessions: commands get no namespace, no mount, and no way to what makes them."""
+    probe = r"""
+for try in "unshare -U true" "unshare -m true" "unshare -r true" "unshare -n true" "mount -t tmpfs none /tmp" \
+    "mount --bind /tmp /mnt" "umount /sys" "umount -l /sys" "umount /proc/keys" "nsenter -t 1 -m true" "nsenter -U -t 1 true" \
+    "readlink /proc/1/fd/0" "cat /proc/1/maps" "ls /proc/1/root/" "cat /proc/1/environ" "hostname other"; do
+  $try >/dev/null 2>&1 && echo "WORKED: $try"
+done
+for name in interrupts kallsyms iomem keys cmdline; do [ -s /proc/$name ] && echo "SEEN: /proc/$name"; done
+for pid in /proc/[0-9]*; do
+  name=$(cat $pid/comm 2>/dev/null)
+  [ "$name" = isolator ] || continue
+  for fd in $pid/fd/*; do readlink $fd >/dev/null 2>&1 && echo "OPEN: $fd"; done
+  ls $pid/root/ >/dev/null 2>&1 && echo "OPEN: $pid/root"
+  ls $pid/cwd/ >/dev/null 2>&1 && echo "OPEN: $pid/cwd"
+  cat $pid/maps 2>/dev/null | grep -q . && echo "OPEN: $pid/maps"
+  nsenter -t ${pid#/proc/} -U -m true 2>/dev/null && echo "ENTERED $pid"
+  timeout 1 strace -o /dev/null -p ${pid#/proc/} 2>/dev/null; [ $? = 124 ] && echo "TRACED $pid"
+  dd if=$pid/mem bs=1 count=1 2>/dev/null && echo "READ $pid/mem"
+done
+grep -E 'Seccomp:|NoNewPrivs' /proc/self/status | tr -d '\t\n'; echo
+"""
+    quiet = await command(sandbox, probe)
+    assert quiet == "NoNewPrivs:1Seccomp:2", quiet
+    async with sandbox.isolation.session(asks(path="/tmp")) as session:
+        assert (await session.run("echo x >/tmp/x")).exit_code == 0
+        assert await command(sandbox, probe) == quiet
+        inside = await session.run(probe)
+        assert inside.text.strip() == quiet, inside.text
+        # The covers of the sandbox's /proc are there too, and what is hidden is on no path.
+        run = await session.run("ls /dev/shm/disk /dev/shm/memory /uppers /sys/uppers /sys/proc 2>&1 | grep -vc 'No such'; ls -A /sys | grep -c '^uppers$'")
+        assert run.text == "0\n0", run.text
+        # The uppers are on no path of the sandbox.
+        assert await command(sandbox, f"find / -xdev -path '*{session.session_id}*' 2>/dev/null | wc -l") == "0"
+    assert await command(sandbox, probe) == quiet
+
+
+async def test_a_daemon_that_dies_takes_its_sessions_along(sandbox):
+    session = await sandbox.isolation.create(asks(path="/tmp"))
+    await session.run("sleep 308 & echo x >/tmp/x")
+    try:
+        await sandbox.commands.run("kill -9 $PPID")
+    except Exception:
+        pass
+    for _ in range(100):
+        run = await sandbox.commands.run("ps -e -o args= | grep -c '^sleep 308'")
+        if run.text.strip() == "0":
+            break
+        await asyncio.sleep(0.1)
+    assert run.text.strip() == "0"
+    with pytest.raises(SandboxApiException) as refused:
+        await session.get()
+    assert refused.value.status_code == 404
+    async with sandbox.isolation.session(asks(path="/tmp")) as session:
+        assert (await session.run("echo up")).text == "up"
+
+
+async def test_a_storm_of_processes_ends_with_its_session(sandbox):
+    session = await sandbox.isolation.create(asks(path="/tmp"))
+    storm = asyncio.create_task(session.run("f() { f | f & }; f; sleep 30"))
+    await asyncio.sleep(1)
+    await session.delete()
+    assert (await asyncio.wait_for(storm, 30)).error.name == "RuntimeError"
+    for _ in range(100):
+        run = await sandbox.commands.run("ls -d /proc/[0-9]* | wc -l")
+        if run.exit_code == 0 and int(run.text) < 20:
+            break
+        await asyncio.sleep(0.1)
+    assert int(run.text) < 20
+
+
+def test_the_javascript_client(server, sandbox_sync):
+    """Background runs are not in its published version."""
+    sandbox_sync.commands.run("mkdir -p /workspace && echo lower >/workspace/f")
+    script = """
+import { ConnectionConfig, Sandbox } from "@alibaba-group/opensandbox";
+const connectionConfig = new ConnectionConfig({ domain: process.env.DOMAIN, apiKey: process.env.KEY, useServerProxy: true });
+const box = await Sandbox.connect({ sandboxId: process.env.ID, connectionConfig });
+const can = await box.isolation.capabilities();
+const session = await box.isolation.create({ workspace: { path: "/workspace" } });
+const run = await session.run("cat f; echo upper >f; (exit 4)");
+await session.files.writeFiles([{ path: "/workspace/new", data: "js" }]);
+const text = await session.files.readFile("f");
+const listed = (await box.isolation.list()).length;
+const state = await session.get();
+const once = await box.isolation.runOnce("echo once", "/workspace");
+await session.delete();
+console.log(JSON.stringify({ can: can.available, out: run.logs.stdout.map(l => l.text), code: run.exitCode ?? run.error?.value, text, listed, status: state.status, once: once.logs.stdout.map(l => l.text) }));
+process.exit(0);
+"""
+    environment = {**os.environ, "DOMAIN": server.domain, "KEY": API_KEY, "ID": sandbox_sync.id}
+    ran = subprocess.run(
+        ["node", "--input-type=module", "-e", script],
+        cwd=Path(__file__).parent / "agents" / "js",
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert ran.returncode == 0, ran.stderr
+    seen = json.loads(ran.stdout.splitlines()[-1])
+    assert seen["can"] and seen["out"] == ["lower"] and str(seen["code"]) == "4", seen
+    assert seen["text"] == "upper\n" and seen["listed"] == 1 and seen["status"] == "active" and seen["once"] == ["once"], seen

@@ -130,6 +130,34 @@ impl Conn {
         self.run_at(&path, &serde_json::json!({ "command": command })).await
     }
 
+    /// Makes an isolated session on `/workspace` and gives its id.
+    pub(crate) async fn isolated(&mut self, id: &str, mode: &str) -> Result<String> {
+        let body = serde_json::json!({ "workspace": { "path": "/workspace", "mode": mode } }).to_string();
+        let path = format!("/v1/sandboxes/{id}/proxy/44772/v1/isolated/session");
+        let (status, answer) = self.call("POST", &path, &body).await?;
+        if status != StatusCode::CREATED {
+            bail!("an isolated session answered {status}: {}", String::from_utf8_lossy(&answer));
+        }
+        let answer: serde_json::Value = serde_json::from_slice(&answer)?;
+        Ok(answer["session_id"].as_str().context("an isolated session answered without an id")?.to_owned())
+    }
+
+    /// Ends an isolated session.
+    pub(crate) async fn isolated_delete(&mut self, id: &str, session: &str) -> Result<()> {
+        let path = format!("/v1/sandboxes/{id}/proxy/44772/v1/isolated/session/{session}");
+        let (status, answer) = self.call("DELETE", &path, "").await?;
+        if status != StatusCode::OK {
+            bail!("its deletion answered {status}: {}", String::from_utf8_lossy(&answer));
+        }
+        Ok(())
+    }
+
+    /// Runs shell text in an isolated session to the end of its stream and checks that it succeeded.
+    pub(crate) async fn isolated_run(&mut self, id: &str, session: &str, code: &str) -> Result<()> {
+        let path = format!("/v1/sandboxes/{id}/proxy/44772/v1/isolated/session/{session}/run");
+        self.run_at(&path, &serde_json::json!({ "code": code })).await
+    }
+
     /// Starts shell text and gives its stream.
     pub(crate) async fn command(&mut self, id: &str, command: &str) -> Result<Response<Incoming>> {
         let body = serde_json::json!({ "command": command }).to_string();

@@ -4,6 +4,7 @@ mod cli;
 mod create;
 mod exec;
 mod growth;
+mod isolated;
 mod proxy;
 mod server;
 mod sessions;
@@ -35,6 +36,7 @@ pub(crate) const ALL: &[Spec] = &[
     Spec { name: "exec", about: "command `true` in an open sandbox; peer bare bash -c true" },
     Spec { name: "exec_16", about: "commands per second, 16 at once" },
     Spec { name: "session", about: "command `true` in an open shell session" },
+    Spec { name: "isolated", about: "start of an isolated session, and `true` in an open one" },
     Spec { name: "line", about: "from a line's end to its event" },
     Spec { name: "stdout", about: "1 GiB of output streamed, in short and in long lines, and peak memory" },
     Spec { name: "pty_echo", about: "from a key to its echo on a terminal" },
@@ -66,6 +68,7 @@ pub(crate) async fn run(spec: &Spec) -> Result<()> {
         "exec" => exec::one_by_one().await,
         "exec_16" => exec::sixteen().await,
         "session" => sessions::one_by_one().await,
+        "isolated" => isolated::one_by_one().await,
         "line" => streams::line().await,
         "stdout" => streams::one_gib().await,
         "pty_echo" => streams::pty_echo().await,

@@ -29,12 +29,13 @@ macro_rules! topic {
 }
 
 /// In the order in which somebody new would read them.
-pub(super) static TOPICS: [Topic; 13] = [
+pub(super) static TOPICS: [Topic; 14] = [
     topic!("install", "what a machine needs, installing, updating, removing"),
     topic!("quickstart", "the first sandbox, from the terminal and by an SDK"),
     topic!("images", "where images come from, and how they are kept"),
     topic!("cli", "commands, settings, output and exit codes of this program"),
     topic!("terminals", "shells in sandboxes, leaving and coming back, the protocol"),
+    topic!("isolated-sessions", "shells with a view of their own within a sandbox"),
     topic!("errors", "every error code: what it means and what to do"),
     topic!("environment", "what a program finds inside a sandbox"),
     topic!("hooks", "commands that a sandbox runs by itself"),
