@@ -121,7 +121,8 @@ impl View {
                 Component::CurDir | Component::RootDir | Component::Prefix(_) => {}
             }
         }
-        Ok(tree.join(rest))
+        // To join nothing would add a slash, which follows a symlink.
+        Ok(if rest.as_os_str().is_empty() { tree.clone() } else { tree.join(rest) })
     }
 
     /// The tree that a placed path is in.
