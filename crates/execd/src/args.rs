@@ -49,6 +49,8 @@ pub struct Plain {
     pub status_file: Option<PathBuf>,
     /// What programs are told that ask for the system call `clone3`.
     pub clone3: Clone3,
+    /// File with the settings of isolated sessions.
+    pub isolation_config: Option<PathBuf>,
 }
 
 /// What programs are told that ask for the system call `clone3`.
@@ -91,6 +93,7 @@ Flags, each with the variable that it beats:
   --runtime-init-token TOKEN       EXECD_RUNTIME_INIT_TOKEN; that call must carry it
   --lifecycle-startup-status-file PATH
                                    tells a bootstrap script how the preStart hook went
+  --isolation-config FILE          EXECD_ISOLATION_CONFIG; settings of isolated sessions
   --jupyter-host URL, --jupyter-token TOKEN
                                    JUPYTER_HOST, JUPYTER_TOKEN
   --command-retention 24h, --command-retention-count 4096, --command-log-bytes 64Mi, --command-logs-bytes 256Mi
@@ -105,9 +108,6 @@ Variables: EXECD_ENVS (file with variables for commands), EXECD_LOG_FILE, OPENSA
 stdout, stderr, files), EXECD_CLONE3_COMPAT, OPENSANDBOX_LIFECYCLE (hooks as JSON), EXECD_LIFECYCLE_CONFIG (file in
 which hooks are kept)
 ";
-
-/// Flags of parts that this daemon does not have: it must not look as if it had them.
-const NOT_OFFERED: [&str; 1] = ["isolation-config"];
 
 /// Reads the arguments after the program's name. A flag beats its variable.
 ///
@@ -134,6 +134,9 @@ pub fn parse(
             .map_or(Ok(false), |text| switch("EXECD_RUNTIME_INIT", &text))?,
         runtime_init_token: text("EXECD_RUNTIME_INIT_TOKEN"),
         status_file: None,
+        isolation_config: var(crate::isolated::config::VARIABLE)
+            .filter(|path| !path.is_empty())
+            .map(PathBuf::from),
         clone3: text("EXECD_CLONE3_COMPAT").map_or(Ok(Clone3::AsItIs), |text| clone3(&text))?,
     };
     let mut jupyter = text("JUPYTER_HOST");
@@ -160,9 +163,6 @@ pub fn parse(
             Some((name, value)) => (name, Some(value.to_owned())),
             None => (flag, None),
         };
-        if NOT_OFFERED.contains(&name) {
-            return Err(format!("--{name} is not offered by this build of execd; start it without the flag"));
-        }
         match name {
             "help" | "h" => return Ok(Args::Help),
             crate::isolated::isolator::FLAG => return Ok(Args::Isolator),
@@ -192,6 +192,10 @@ pub fn parse(
                     }
                     "lifecycle-startup-status-file" => {
                         plain.status_file = Some(value).filter(|path| !path.is_empty()).map(PathBuf::from);
+                    }
+                    "isolation-config" => {
+                        plain.isolation_config =
+                            Some(value).filter(|path| !path.is_empty()).map(PathBuf::from);
                     }
                     "graceful-shutdown-timeout" | "jupyter-idle-poll-interval" => {
                         duration(&format!("--{name}"), &value)?;
@@ -314,7 +318,7 @@ mod tests {
             (&["--graceful-shutdown-timeout", "fast"], "duration"),
             (&["--jupyter-idle-poll-interval", "1.2.3s"], "duration"),
             (&["--operation-capacity", "0"], "positive"),
-            (&["--isolation-config", "x"], "not offered"),
+            (&["--isolation-config"], "needs a value"),
             (&["--jupyter-host", "localhost"], "http://"),
         ] {
             assert!(parsed(args).unwrap_err().contains(word), "{args:?}");

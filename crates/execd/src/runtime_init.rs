@@ -260,6 +260,7 @@ async fn bind(app: &App, request: Checked, before: Phase) -> Result<RuntimeInitR
         app.commands.close_all().await;
         app.sessions.close_all().await;
         app.terminals.close_all().await;
+        app.isolated.close_all().await;
         if let Some(superior) = owned.filter(|_| restart) {
             superior.end_entrypoint().await.map_err(ApiError::runtime)?;
         }

@@ -18,6 +18,7 @@ use crate::command::registry::Registry;
 use crate::command::{run, spool};
 use crate::hooks::{self, Plan};
 use crate::init::Superior;
+use crate::isolated::{self, config};
 use crate::lifecycle::{Lifecycle, Setup};
 use crate::process::inherited;
 use crate::serve::{self, Listener};
@@ -28,7 +29,7 @@ const PRIVATE: [&str; 9] = [
     "EXECD_ACCESS_TOKEN",
     "JUPYTER_HOST",
     "JUPYTER_TOKEN",
-    "EXECD_ISOLATION_CONFIG",
+    config::VARIABLE,
     "EXECD_RUNTIME_INIT",
     runtime_init::SECRET,
     hooks::TRANSPORT,
@@ -111,6 +112,7 @@ pub(crate) struct Prepared {
     plan: Arc<Plan>,
     env: Vec<(OsString, OsString)>,
     cwd: PathBuf,
+    isolation: config::Config,
 }
 
 impl Prepared {
@@ -120,12 +122,21 @@ impl Prepared {
     }
 }
 
-/// Reads the hooks and opens the port.
+/// Reads the hooks and the settings of isolated sessions, and opens the port.
 ///
 /// # Errors
-/// Either fails.
+/// One of these fails.
 pub(crate) fn prepare(plain: Plain) -> io::Result<(Prepared, Listener)> {
     let plan = hooks::load(|name| std::env::var_os(name))?;
+    let isolation = match &plain.isolation_config {
+        None => config::Config::default(),
+        Some(path) => {
+            let config = config::Config::read(path).map_err(io::Error::other)?;
+            let made = config.make_root();
+            made.map_err(|error| io::Error::other(format!("isolation config {}: {error}", path.display())))?;
+            config
+        }
+    };
     let listener = match &plain.listen {
         Listen::Port(port) => listen::tcp(*port).map(Listener::Tcp),
         Listen::Socket(path) => listen::unix(path).map(Listener::Unix),
@@ -133,7 +144,7 @@ pub(crate) fn prepare(plain: Plain) -> io::Result<(Prepared, Listener)> {
     .map_err(|error| io::Error::new(error.kind(), format!("cannot listen on {:?}: {error}", plain.listen)))?;
     let env = std::env::vars_os().filter(|(name, _)| !is_private(name)).collect();
     let cwd = std::env::current_dir().unwrap_or_else(|_| "/".into());
-    Ok((Prepared { plain, plan: Arc::new(plan), env, cwd }, listener))
+    Ok((Prepared { plain, plan: Arc::new(plan), env, cwd, isolation }, listener))
 }
 
 /// Serves as an ordinary daemon until `stop` becomes readable. Under an init of ours it replaces one that has died
@@ -150,8 +161,9 @@ pub(crate) fn serve_prepared(
     listeners: Vec<Listener>,
     stop: OwnedFd,
 ) -> io::Result<()> {
-    let Prepared { plain, plan, env, cwd } = prepared;
+    let Prepared { plain, plan, env, cwd, isolation } = prepared;
     log::install(log::level(plain.log_level), log::open(&plain.log)?);
+    isolation.warn();
     let access = Access::of_token(plain.access_token.clone());
     let begun = begun || kept.is_some();
     let forwards = superior.is_none();
@@ -180,6 +192,7 @@ pub(crate) fn serve_prepared(
         telemetry: telemetry::of_variables(|name| std::env::var_os(name)),
         accounts,
         lifecycle,
+        isolated: isolated::registry::Registry::new(isolated::Source::Own, isolation.clone()),
         ..Shared::default()
     });
     spool::remove_leftovers_aside(run::temp_dir(&app));

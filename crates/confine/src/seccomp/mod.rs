@@ -5,12 +5,14 @@
 //! together are [`Filter::sandbox`]. Two filters cost no more than one: the kernel remembers per call that all allow it.
 
 mod bpf;
+mod names;
 mod table;
 
 use std::io;
 
 pub use bpf::Insn;
 use bpf::Verdict;
+pub use names::{Named, named};
 
 #[cfg(target_arch = "x86_64")]
 const ARCH: u32 = 0xc000_003e;
@@ -44,7 +46,14 @@ impl Filter {
     /// For programs of an isolated session. Stands for itself where there is no other filter.
     #[must_use]
     pub fn session() -> Self {
-        Self::refusing(&table::session())
+        Self::refusing(&table::session(None))
+    }
+
+    /// As [`Filter::session`], with these calls refused instead of the contract's list. What leads out of the session
+    /// is refused all the same.
+    #[must_use]
+    pub fn session_refusing(numbers: &[u32]) -> Self {
+        Self::refusing(&table::session(Some(numbers)))
     }
 
     fn allowing(table: &std::collections::BTreeMap<u32, Verdict>) -> Self {
@@ -194,6 +203,23 @@ mod tests {
             // The other numbering of the same calls.
             assert_eq!(stacked(filters, 0x4000_0000 | 165, [0; 6]), errno(libc::ENOSYS));
         }
+    }
+
+    #[test]
+    fn another_list_for_sessions_replaces_the_contracts_but_opens_no_door() {
+        let Some(Named::Call(sethostname)) = named("sethostname") else { panic!() };
+        let Some(Named::Call(mkdirat)) = named("mkdirat") else { panic!() };
+        assert_eq!((named("SYS_mkdirat"), named("mkdirrat"), named("")), (None, None, None));
+        assert_eq!(u32::try_from(libc::SYS_mkdirat).unwrap(), mkdirat);
+        let filter = Filter::session_refusing(&[mkdirat, sethostname]);
+        let answer = |nr: libc::c_long| run(&filter.0, u32::try_from(nr).unwrap(), ARCH, [0; 6]).0;
+        assert_eq!(answer(libc::SYS_mkdirat), errno(libc::EACCES));
+        assert_eq!(answer(libc::SYS_sethostname), errno(libc::EACCES));
+        assert_eq!((answer(libc::SYS_ptrace), answer(libc::SYS_personality)), (ALLOW, ALLOW));
+        for nr in [libc::SYS_mount, libc::SYS_umount2, libc::SYS_pivot_root, libc::SYS_setns, libc::SYS_bpf] {
+            assert_ne!(answer(nr), ALLOW, "{nr}");
+        }
+        assert_eq!(answer(libc::SYS_clone3), errno(libc::ENOSYS));
     }
 
     #[test]

@@ -166,7 +166,7 @@ const REFUSED_TO_SESSIONS_HERE: &[libc::c_long] = &[];
 /// Doors to mounts that the contract's list is older than, and to the kernel beside all filters.
 const REFUSED_TO_SESSIONS_TOO: &[libc::c_long] = numbers! {
     SYS_open_tree SYS_move_mount SYS_mount_setattr SYS_fsopen SYS_fsconfig SYS_fsmount SYS_fspick SYS_sethostname
-    SYS_setdomainname SYS_perf_event_open SYS_pidfd_getfd
+    SYS_setdomainname SYS_perf_event_open SYS_pidfd_getfd SYS_umount2 SYS_pivot_root SYS_bpf
 };
 
 /// On x86-64 the calls from here on are the same ones again, with shorter pointers.
@@ -193,14 +193,16 @@ pub(super) fn rest() -> BTreeMap<u32, Verdict> {
     table
 }
 
-/// What is refused to programs of an isolated session.
-pub(super) fn session() -> BTreeMap<u32, Verdict> {
+/// What is refused to programs of an isolated session: `chosen`, or the contract's list.
+pub(super) fn session(chosen: Option<&[u32]>) -> BTreeMap<u32, Verdict> {
     let mut table = rest();
     for &number in REFUSED_TO_SESSIONS_TOO {
         table.insert(nr(number), Verdict::Errno(EPERM));
     }
-    for &number in REFUSED_TO_SESSIONS.iter().chain(REFUSED_TO_SESSIONS_HERE) {
-        table.insert(nr(number), errno(libc::EACCES));
+    let usual = REFUSED_TO_SESSIONS.iter().chain(REFUSED_TO_SESSIONS_HERE).map(|&number| nr(number));
+    match chosen {
+        None => table.extend(usual.map(|number| (number, errno(libc::EACCES)))),
+        Some(chosen) => table.extend(chosen.iter().map(|&number| (number, errno(libc::EACCES)))),
     }
     for &number in ABSENT {
         table.insert(nr(number), Verdict::Errno(ENOSYS));

@@ -18,7 +18,7 @@ use crate::command::registry::Registry;
 use crate::command::retention::Retention;
 use crate::command::{run as command, spool};
 use crate::hooks::Plan;
-use crate::isolated::{self, isolator};
+use crate::isolated::{self, config, isolator};
 use crate::lifecycle::{Lifecycle, Setup};
 use crate::serve::{self, Listener};
 use crate::start::Prepared;
@@ -374,6 +374,15 @@ fn run_ordered(
             Err(error) => tracing::warn!(%error, "the log goes where it went"),
         }
     }
+    let mut mistakes = mistakes;
+    let isolated_by = variable(config::VARIABLE).filter(|path: &std::ffi::OsString| !path.is_empty());
+    let config =
+        isolated_by.map_or_else(|| Ok(config::Config::default()), |path| config::Config::read(path.as_ref()));
+    let config = config.unwrap_or_else(|mistake| {
+        mistakes.push(mistake);
+        config::Config::default()
+    });
+    config.warn();
     for mistake in mistakes {
         tracing::warn!(mistake, "a variable of the sandbox's environment has no effect");
     }
@@ -412,7 +421,7 @@ fn run_ordered(
         },
         accounts,
         commands: Registry::new(retention),
-        isolated: isolated::registry::Registry::new(isolated::Source::Init(isolation)),
+        isolated: isolated::registry::Registry::new(isolated::Source::Init(isolation), config),
         telemetry,
         lifecycle,
         ..Shared::default()

@@ -81,12 +81,12 @@ impl BackgroundRun {
     }
 }
 
-/// Keeps the output of a run and notes its end, which the session's task tells.
+/// Keeps the output of a run and notes its end, which the session's task tells. Gives whether it succeeded.
 pub(super) async fn follow(
     run: Arc<BackgroundRun>,
     output: Pipe,
     mut told: oneshot::Receiver<Result<i32, String>>,
-) {
+) -> bool {
     let mut output = tokio::spawn(collect(output, Arc::clone(&run)));
     let result = tokio::select! {
         result = &mut told => {
@@ -99,7 +99,10 @@ pub(super) async fn follow(
             Err(_) => Ok(Err("the run was killed, or the shell's word about its end was".to_owned())),
         },
     };
-    run.ended(result.unwrap_or_else(|_| Err(TERMINATED.to_owned())));
+    let result = result.unwrap_or_else(|_| Err(TERMINATED.to_owned()));
+    let success = result == Ok(0);
+    run.ended(result);
+    success
 }
 
 async fn collect(pipe: Pipe, run: Arc<BackgroundRun>) {

@@ -14,15 +14,13 @@ use rustix::net::{
     AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType, socketpair,
 };
 
+use super::config::Config;
 use super::isolator::wire::{self, Answer, Fault, FaultKind, Hello, Request};
 use super::isolator::{self};
 use super::spec::refused;
 use crate::files::remove;
 use crate::http::ApiError;
 use crate::process::spawn::{Program, Stdio, spawn};
-
-/// Where an ordinary daemon looks for a place for upper layers.
-const UPPER_ROOT: &str = "/var/lib/execd/isolation";
 
 /// Who starts the process.
 #[derive(Debug, Default)]
@@ -38,6 +36,7 @@ pub enum Source {
 #[derive(Debug, Default)]
 pub(super) struct Keeper {
     source: Source,
+    pub(super) config: Arc<Config>,
     /// The daemon's own place for upper layers, if it is the one who starts the process.
     uppers: Arc<OnceLock<Option<OwnUppers>>>,
     link: tokio::sync::Mutex<Option<Arc<Link>>>,
@@ -50,12 +49,14 @@ pub(super) struct Link {
     hello: Hello,
     /// Directory of upper layers on disk.
     disk: Option<Arc<OwnedFd>>,
+    /// Bound of what lies in it.
+    upper_max_bytes: Option<u64>,
     broken: AtomicBool,
 }
 
 impl Keeper {
-    pub(super) fn new(source: Source) -> Self {
-        Self { source, ..Self::default() }
+    pub(super) fn new(source: Source, config: Config) -> Self {
+        Self { source, config: Arc::new(config), ..Self::default() }
     }
 
     /// The process; started if there is none. Not cancel safe.
@@ -67,7 +68,8 @@ impl Keeper {
         let first = held.is_none();
         let (ours, theirs) = pair().map_err(unavailable)?;
         self.start(theirs).await.map_err(unavailable)?;
-        let link = tokio::task::spawn_blocking(move || Link::greet(ours, first)).await;
+        let bound = self.config.upper_max_bytes;
+        let link = tokio::task::spawn_blocking(move || Link::greet(ours, first, bound)).await;
         let link = link.map_err(|error| unavailable(io::Error::other(error)))?.map_err(unavailable)?;
         let link = Arc::new(link);
         // One that cannot work ends at once; the next request may find another world.
@@ -86,9 +88,9 @@ impl Keeper {
                 Ok(())
             }
             Source::Own => {
-                let uppers = Arc::clone(&self.uppers);
+                let (uppers, config) = (Arc::clone(&self.uppers), Arc::clone(&self.config));
                 let started = tokio::task::spawn_blocking(move || {
-                    let uppers = uppers.get_or_init(OwnUppers::make);
+                    let uppers = uppers.get_or_init(|| OwnUppers::make(&config.upper_root));
                     start_own(&socket, uppers.as_ref().map(|uppers| uppers.dir.as_fd()))
                 });
                 let started = started.await;
@@ -151,11 +153,11 @@ impl Drop for OwnUppers {
 
 impl OwnUppers {
     /// `None` where there is no place for it: not on an overlay itself.
-    fn make() -> Option<Self> {
+    fn make(place: &Path) -> Option<Self> {
         const OVERLAY: u32 = 0x794c_7630;
-        std::fs::create_dir_all(UPPER_ROOT).ok()?;
+        std::fs::create_dir_all(place).ok()?;
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let root = rustix::fs::open(UPPER_ROOT, flags, Mode::empty()).ok()?;
+        let root = rustix::fs::open(place, flags, Mode::empty()).ok()?;
         #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
         let kind = rustix::fs::fstatfs(&root).ok()?.f_type as u32;
         if kind == OVERLAY {
@@ -165,6 +167,9 @@ impl OwnUppers {
         for (name, _) in crate::files::dir::read_sorted(&root, usize::MAX).unwrap_or_default() {
             let name: &std::ffi::OsStr = std::os::unix::ffi::OsStrExt::from_bytes(&name);
             let Ok(dir) = rustix::fs::openat(&root, name, flags, Mode::empty()) else { continue };
+            if !is_ours(name, &dir) {
+                continue;
+            }
             if rustix::fs::flock(&dir, FlockOperation::NonBlockingLockExclusive).is_ok()
                 && let Err(error) = remove::tree_at(root.as_fd(), name)
             {
@@ -173,15 +178,24 @@ impl OwnUppers {
         }
         let name = crate::random::uuid().to_string();
         rustix::fs::mkdirat(&root, &name, Mode::RWXU).ok()?;
-        let path = Path::new(UPPER_ROOT).join(&name);
+        let path = place.join(&name);
         let dir = rustix::fs::openat(&root, &name, flags, Mode::empty()).ok()?;
         rustix::fs::flock(&dir, FlockOperation::NonBlockingLockExclusive).ok()?;
         Some(Self { dir, path })
     }
 }
 
+/// Whether a daemon has made it: the place may hold what is somebody else's.
+fn is_ours(name: &std::ffi::OsStr, dir: &OwnedFd) -> bool {
+    name.to_str().is_some_and(|name| uuid::Uuid::try_parse(name).is_ok())
+        && rustix::fs::fstat(dir).is_ok_and(|stat| {
+            stat.st_uid == rustix::process::geteuid().as_raw()
+                && Mode::from_raw_mode(stat.st_mode) == Mode::RWXU
+        })
+}
+
 impl Link {
-    fn greet(socket: OwnedFd, first: bool) -> io::Result<Self> {
+    fn greet(socket: OwnedFd, first: bool, upper_max_bytes: Option<u64>) -> io::Result<Self> {
         let Some((hello, fds)) = wire::receive::<Hello>(&socket)? else {
             return Err(io::Error::other(
                 "the process that makes them ended at its start; the sandbox may be short of memory",
@@ -192,7 +206,7 @@ impl Link {
             // Of sessions of a daemon before this one.
             clear(disk)?;
         }
-        Ok(Self { socket: Mutex::new(socket), hello, disk, broken: AtomicBool::new(false) })
+        Ok(Self { socket: Mutex::new(socket), hello, disk, upper_max_bytes, broken: AtomicBool::new(false) })
     }
 
     fn is_alive(&self) -> bool {
@@ -211,6 +225,11 @@ impl Link {
 
     pub(super) fn disk(&self) -> Option<&Arc<OwnedFd>> {
         self.disk.as_ref()
+    }
+
+    /// Bound of all upper layers on disk together.
+    pub(super) fn upper_max_bytes(&self) -> Option<u64> {
+        self.upper_max_bytes
     }
 
     /// Whether it can make sessions.

@@ -18,6 +18,7 @@ use super::isolator::{PIPES, word};
 use super::place::Place;
 use super::registry::Session;
 use super::script::{Kind, Run};
+use crate::app::App;
 use crate::command::output::{self, Output};
 use crate::command::pipe::{Found, Pipe};
 use crate::http::ApiError;
@@ -27,6 +28,7 @@ use crate::session::control::{Message, Parser};
 use crate::session::feeder::Feeder;
 use crate::stream::event::{self, Source};
 use crate::stream::feed::{Reader, Writer};
+use crate::telemetry::{self, Timed};
 
 /// Runs that may wait in one session.
 const MOST_WAITING: usize = 64;
@@ -99,6 +101,7 @@ impl Job {
 #[derive(Debug)]
 pub(super) struct Life {
     session: Arc<Session>,
+    app: App,
     place: Place,
     /// Words of the shell.
     control: Pipe,
@@ -142,13 +145,19 @@ enum Outcome {
 }
 
 impl Life {
-    pub(super) fn new(session: Arc<Session>, born: Born, jobs: mpsc::Receiver<Work>) -> io::Result<Self> {
+    pub(super) fn new(
+        session: Arc<Session>,
+        app: App,
+        born: Born,
+        jobs: mpsc::Receiver<Work>,
+    ) -> io::Result<Self> {
         let Born { place, feed, first, kind } = born;
         let control = Pipe::new(place.pipe("control", OFlags::RDWR)?)?;
         rustix::io::ioctl_fionbio(&feed, true)?;
         rustix::io::ioctl_fionbio(&first, true)?;
         Ok(Self {
             session,
+            app,
             place,
             control,
             parser: Parser::default(),
@@ -284,7 +293,11 @@ impl Life {
         let (told, hear) = oneshot::channel();
         self.background.insert(mark, Followed { told: Some(told), pid: None, names });
         self.session.touch();
-        tokio::spawn(background::follow(Arc::clone(run), output, hear));
+        let (run, app, began) = (Arc::clone(run), self.app.clone(), Instant::now());
+        tokio::spawn(async move {
+            let success = background::follow(run, output, hear).await;
+            measured(&app, success, began);
+        });
         Ok(())
     }
 
@@ -297,6 +310,7 @@ impl Life {
                 return Outcome::Back(0);
             }
         };
+        let began = Instant::now();
         let run = Run { mark: &mark, dir: PIPES, output: &names[0], code: &names[1], envs: &job.envs };
         self.feeder.tell(&run.foreground());
         let report = run.report();
@@ -315,6 +329,7 @@ impl Life {
         let mut none = Output::closed(Source::Stderr, LineEndings::Strip);
         output::drain(&job.writer, &mut out, &mut none).await;
         out.forget();
+        measured(&self.app, matches!((&outcome, ending), (Outcome::Back(0), None)), began);
         match (&outcome, ending) {
             (Outcome::Closed, _) => job.broken(TERMINATED),
             (Outcome::Dead(reason), _) => job.broken(format!("{TERMINATED}: {reason}")),
@@ -453,6 +468,14 @@ enum Ending {
     TimedOut,
     /// Nobody listens.
     Left,
+}
+
+/// Counts a run that has ended.
+fn measured(app: &App, success: bool, began: Instant) {
+    if let Some(telemetry) = &app.telemetry {
+        let attributes = vec![telemetry::result(success)];
+        telemetry.record(&app.binding.get(), Timed::Isolation, attributes, began.elapsed());
+    }
 }
 
 /// 503: too much waits already.

@@ -4,6 +4,7 @@
 //! sessions, [`life`] the task that drives the shell of one.
 
 mod background;
+pub mod config;
 pub(crate) mod isolator;
 mod keeper;
 mod life;
@@ -74,7 +75,13 @@ async fn capabilities(State(app): State<App>) -> Response {
         state: state.to_owned(),
         message: message.map(str::to_owned),
     };
-    let absent = Some("not offered");
+    let config = app.isolated.config();
+    // A layer for all programs; sessions have the usual ones without asking.
+    let absent = |name: &str, asked: bool| {
+        let message = if asked { config::not_here(name) } else { "not offered".to_owned() };
+        layer("unsupported", Some(&message))
+    };
+    let own = |asked: bool| if asked { absent("hardening", true) } else { layer("active", None) };
     let mut all = IsolationCapabilities {
         isolator: "native".to_owned(),
         version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -86,10 +93,10 @@ async fn capabilities(State(app): State<App>) -> Response {
             }
             .to_owned(),
             signal_shield: true,
-            cap_drop: layer("active", None),
-            seccomp: layer("active", None),
-            landlock: layer("unsupported", absent),
-            ebpf: layer("unsupported", absent),
+            cap_drop: own(config.hardening),
+            seccomp: own(config.hardening),
+            landlock: absent("landlock", config.landlock),
+            ebpf: absent("ebpf", config.ebpf),
         }),
         runtime_init: Some(RuntimeInit { version: 1 }),
         ..IsolationCapabilities::default()

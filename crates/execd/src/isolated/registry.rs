@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -17,6 +18,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::background::BackgroundRun;
+use super::config::Config;
 use super::isolator::wire::{Mode, Request, Who};
 use super::keeper::{Keeper, Link, Source};
 use super::life::{Born, Life, Work};
@@ -29,6 +31,7 @@ use crate::command::spool::Stock;
 use crate::files::remove;
 use crate::files::workers::{Kind, Workers};
 use crate::http::ApiError;
+use crate::telemetry::Isolation;
 
 /// How many may be there: each is two processes and two dozen mounts.
 const MOST_SESSIONS: usize = 256;
@@ -36,8 +39,6 @@ const MOST_SESSIONS: usize = 256;
 const MOST_RUNS: usize = 256;
 /// Runs on their way to a session's task.
 const QUEUE: usize = 16;
-/// All upper layers on disk together, looked at when a session is made and when one runs something.
-pub(super) const UPPER_ON_DISK: u64 = 8 << 30;
 /// How long file requests may go on when their session is deleted.
 const LEASE: Duration = Duration::from_secs(5);
 /// How long a session's processes may take to die.
@@ -55,6 +56,8 @@ pub struct Registry {
     pub(super) workers: Workers<Serving>,
     /// What the logs of all runs in the background take.
     pub(super) stock: Arc<Stock>,
+    /// How often all were ended: what was on its way then ends too.
+    endings: AtomicU64,
 }
 
 /// What a session is at the moment.
@@ -157,10 +160,14 @@ fn waited(process: &OwnedFd, most: Duration) -> bool {
 }
 
 impl Registry {
-    /// Sessions that somebody else has to make possible.
+    /// No sessions yet.
     #[must_use]
-    pub fn new(source: Source) -> Self {
-        Self { keeper: Keeper::new(source), ..Self::default() }
+    pub fn new(source: Source, config: Config) -> Self {
+        Self { keeper: Keeper::new(source, config), ..Self::default() }
+    }
+
+    pub(super) fn config(&self) -> &Config {
+        &self.keeper.config
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<String, Arc<Session>>> {
@@ -186,19 +193,38 @@ impl Registry {
 
     /// Ends all sessions.
     pub async fn close_all(&self) {
-        let all: Vec<_> = self.lock().drain().map(|(_, session)| session).collect();
+        let all: Vec<_> = {
+            let mut sessions = self.lock();
+            self.endings.fetch_add(1, Ordering::Relaxed);
+            sessions.drain().map(|(_, session)| session).collect()
+        };
         for session in &all {
             session.closing.cancel();
         }
-        for session in all {
-            let _ = session.take_down(&self.workers).await;
-        }
+        let ends = all.iter().map(async |session| {
+            if let Err(reason) = session.take_down(&self.workers).await {
+                tracing::warn!(session = %session.id, %reason, "an isolated session is not gone yet");
+            }
+        });
+        futures_util::future::join_all(ends).await;
+    }
+
+    /// Sessions, and the bytes of their upper layers on disk. Blocks.
+    pub(crate) fn numbers(&self) -> Isolation {
+        let (sessions, link) = {
+            let all = self.lock();
+            let link = all.values().find(|session| session.on_disk).map(|session| Arc::clone(&session.link));
+            (all.len() as u64, link)
+        };
+        let upper_bytes = link.as_ref().and_then(|link| link.disk()).map_or(0, |disk| usage::of(disk));
+        Isolation { sessions, upper_bytes }
     }
 }
 
 /// Makes a session. Not cancel safe: run it in a task of its own.
 pub(super) async fn make(app: App, spec: IsolatedSessionSpec) -> Result<Arc<Session>, ApiError> {
     let id = crate::random::uuid().to_string();
+    let endings = app.isolated.endings.load(Ordering::Relaxed);
     let Checked { mut plan, kind, idle, background } = spec::check(&app, &spec, &id)?;
     if app.isolated.lock().len() >= MOST_SESSIONS {
         return Err(ApiError::new(
@@ -280,7 +306,7 @@ pub(super) async fn make(app: App, spec: IsolatedSessionSpec) -> Result<Arc<Sess
             workers: Vec::new(),
         }),
     });
-    let life = match Life::new(Arc::clone(&session), born, queue) {
+    let life = match Life::new(Arc::clone(&session), app.clone(), born, queue) {
         Ok(life) => life,
         Err(error) => {
             session.lived.cancel();
@@ -288,7 +314,20 @@ pub(super) async fn make(app: App, spec: IsolatedSessionSpec) -> Result<Arc<Sess
             return Err(ApiError::runtime(format!("the session cannot be followed: {error}")));
         }
     };
-    app.isolated.lock().insert(id, Arc::clone(&session));
+    let in_time = {
+        let mut sessions = app.isolated.lock();
+        let in_time = app.isolated.endings.load(Ordering::Relaxed) == endings;
+        if in_time {
+            sessions.insert(id, Arc::clone(&session));
+        }
+        in_time
+    };
+    if !in_time {
+        drop(life);
+        session.lived.cancel();
+        let _ = session.take_down(&app.isolated.workers).await;
+        return Err(super::keeper::not_available("all sessions were ended meanwhile"));
+    }
     let owner = Arc::clone(&session);
     tokio::spawn(async move {
         let reason = life.live().await;
@@ -312,10 +351,10 @@ pub(super) async fn make(app: App, spec: IsolatedSessionSpec) -> Result<Arc<Sess
 
 /// Refuses what would make the sandbox's disk fuller than sessions may.
 fn within_quota(link: &Link) -> Result<(), ApiError> {
-    let Some(disk) = link.disk() else { return Ok(()) };
-    if usage::exceeds(disk, UPPER_ON_DISK) {
+    let (Some(disk), Some(most)) = (link.disk(), link.upper_max_bytes()) else { return Ok(()) };
+    if usage::exceeds(disk, most) {
         return Err(ApiError::runtime(format!(
-            "the upper layers of all sessions hold more than {UPPER_ON_DISK} bytes; delete sessions that are not needed"
+            "the upper layers of all sessions hold more than {most} bytes (upper_max_bytes); delete sessions that are not needed"
         )));
     }
     Ok(())

@@ -14,10 +14,8 @@ use crate::app::App;
 use crate::command::prepare::{DEFAULT_PATH, shell};
 use crate::http::ApiError;
 
-/// Where what a session may write directly has to be.
-const ALLOWED: [&str; 4] = ["/workspace", "/mnt", "/media", "/data"];
-/// Bound of a session's upper layers in memory.
-pub(super) const UPPER_IN_MEMORY: u64 = 1 << 30;
+/// Bound of a session's upper layers in memory, if those on disk may not take less.
+const UPPER_IN_MEMORY: u64 = 1 << 30;
 /// Bound of everything else that a session keeps in memory, each by itself, where the sandbox has no limit.
 const MEMORY: u64 = 512 << 20;
 /// Trees and binds of one session, each.
@@ -68,11 +66,12 @@ pub(super) fn check(app: &App, spec: &IsolatedSessionSpec, id: &str) -> Result<C
         .unwrap_or_else(|| std::ffi::OsStr::new(DEFAULT_PATH));
     let (shell, name) = shell(path);
     let kind = if name == "bash" { Kind::Bash } else { Kind::Sh };
+    let config = app.isolated.config();
     let writable = |tree: &Tree| matches!(tree.mode, Mode::ReadWrite | Mode::Overlay { on_disk: true });
     let plan = Plan {
         id: id.to_owned(),
         binds,
-        allowed: ALLOWED.map(str::to_owned).to_vec(),
+        allowed: config.allowed_writable.clone(),
         own_tmp,
         share_net: spec.share_net.unwrap_or(true),
         who: who(spec)?,
@@ -83,7 +82,8 @@ pub(super) fn check(app: &App, spec: &IsolatedSessionSpec, id: &str) -> Result<C
         shell: shell.to_string_lossy().into_owned(),
         argv: kind.argv(),
         memory_bytes: app.limits.memory_bytes.map_or(MEMORY, |limit| (limit / 2).max(1 << 20)),
-        upper_bytes: UPPER_IN_MEMORY,
+        upper_bytes: config.upper_max_bytes.map_or(UPPER_IN_MEMORY, |bytes| bytes.min(UPPER_IN_MEMORY)),
+        refused_calls: config.refused_calls.clone(),
         trees,
     };
     let background = plan.trees.first().is_some_and(writable);

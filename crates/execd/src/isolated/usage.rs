@@ -15,6 +15,15 @@ pub(super) fn exceeds(dir: &OwnedFd, limit: u64) -> bool {
     take(&dir, &mut left, 0).is_none()
 }
 
+/// How many bytes of disk the files below `dir` take.
+pub(super) fn of(dir: &OwnedFd) -> u64 {
+    let mut left = u64::MAX;
+    if let Ok(dir) = rustix::fs::openat(dir, c".", FLAGS, Mode::empty()) {
+        take(&dir, &mut left, 0);
+    }
+    u64::MAX - left
+}
+
 const FLAGS: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
 fn take(dir: &OwnedFd, left: &mut u64, depth: usize) -> Option<()> {
@@ -49,6 +58,7 @@ mod tests {
         std::fs::File::create(dir.path().join("hole")).unwrap().set_len(1 << 40).unwrap();
         std::os::unix::fs::symlink("/", dir.path().join("root")).unwrap();
         let fd = OwnedFd::from(std::fs::File::open(dir.path()).unwrap());
+        assert!((300_000..2_000_000).contains(&of(&fd)), "{}", of(&fd));
         assert!(exceeds(&fd, 200_000));
         assert!(!exceeds(&fd, 2_000_000));
     }

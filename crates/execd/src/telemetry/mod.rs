@@ -39,7 +39,7 @@ pub enum Timed {
     Isolation,
 }
 
-/// Numbers that are known only to parts that may be absent; asked for at each export.
+/// Numbers of isolated sessions; asked for at each export.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Isolation {
     /// Isolated sessions that exist.
@@ -72,14 +72,11 @@ fn host_info() -> Option<String> {
     Some(text)
 }
 
-type IsolationSource = Box<dyn Fn() -> Isolation + Send + Sync>;
-
 /// Counts what happens for the next export.
 pub struct Telemetry {
     settings: Settings,
     started: u64,
     state: Mutex<State>,
-    isolation: Mutex<Option<IsolationSource>>,
 }
 
 #[derive(Default)]
@@ -99,7 +96,7 @@ impl Telemetry {
     /// Counts from now on.
     #[must_use]
     pub fn new(settings: Settings) -> Self {
-        Self { settings, started: now(), state: Mutex::default(), isolation: Mutex::default() }
+        Self { settings, started: now(), state: Mutex::default() }
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -116,11 +113,6 @@ impl Telemetry {
         took: Duration,
     ) {
         self.lock().points(binding, self.started).record(what, attributes, took.as_secs_f64() * 1000.0);
-    }
-
-    /// Where the numbers of isolated sessions come from.
-    pub fn set_isolation(&self, source: impl Fn() -> Isolation + Send + Sync + 'static) {
-        *self.isolation.lock().unwrap_or_else(PoisonError::into_inner) = Some(Box::new(source));
     }
 
     /// Exports at intervals until `stop`, and once more then.
@@ -151,8 +143,8 @@ impl Telemetry {
                 self.lock().keep(batch);
             }
         }
-        let isolation =
-            self.isolation.lock().unwrap_or_else(PoisonError::into_inner).as_ref().map(|source| source());
+        let shared = app.clone();
+        let isolation = tokio::task::spawn_blocking(move || shared.isolated.numbers()).await.ok();
         let reading = gauges.read(app, isolation);
         batch.until = now();
         let message = encode::request(&self.settings, &batch, Some(&reading), temporality);

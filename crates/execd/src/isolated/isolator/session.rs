@@ -6,6 +6,7 @@ use std::os::fd::{AsFd as _, FromRawFd as _, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use osb_confine::mount::{Change, set_attributes};
+use osb_confine::seccomp::Filter;
 use rustix::fs::{CWD, Mode as FileMode, OFlags};
 use rustix::mount::{OpenTreeFlags, open_tree};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
@@ -116,6 +117,7 @@ impl Isolator {
             binds.push((source, dest));
         }
         let tmp = if plan.own_tmp { None } else { Source::open("/tmp", None, true).ok() };
+        let chosen = plan.refused_calls.as_deref().map(Filter::session_refusing);
         let build = Build {
             plan: &plan,
             base: &self.base,
@@ -124,7 +126,7 @@ impl Isolator {
             binds,
             tmp,
             workspace,
-            filter: &self.filter,
+            filter: chosen.as_ref().unwrap_or(&self.filter),
         };
         let mut flags = libc::CLONE_NEWNS | libc::CLONE_NEWPID | libc::CLONE_NEWIPC | libc::CLONE_NEWUTS;
         if !plan.share_net {

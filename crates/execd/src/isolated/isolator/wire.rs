@@ -59,6 +59,8 @@ pub(in crate::isolated) struct Plan {
     pub(in crate::isolated) memory_bytes: u64,
     /// Bound of its upper layers that lie in memory.
     pub(in crate::isolated) upper_bytes: u64,
+    /// System calls that its programs may not make, if not the usual ones.
+    pub(in crate::isolated) refused_calls: Option<Vec<u32>>,
 }
 
 /// A directory that the session works on.
