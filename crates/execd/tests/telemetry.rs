@@ -327,3 +327,53 @@ fn what_cannot_be_is_told_and_everything_else_works() {
     let log = std::fs::read_to_string(daemon.dir.path().join("log")).unwrap();
     assert!(log.contains("https is not supported") && !log.contains("s3cr3t"), "{log}");
 }
+
+#[test]
+fn isolated_sessions_and_their_runs_are_counted() {
+    if !rustix::process::geteuid().is_root() {
+        return;
+    }
+    std::fs::create_dir_all("/mnt").unwrap();
+    let work = tempfile::tempdir_in("/mnt").unwrap();
+    let (endpoint, exports) = collector(ok);
+    let daemon = daemon(&endpoint, &[]);
+    let body = json!({ "workspace": { "path": work.path(), "mode": "overlay" } });
+    let made = daemon.call("POST", "/v1/isolated/session", Some(body));
+    assert_eq!(made.head.status, 201);
+    let session = format!("/v1/isolated/session/{}", made.json()["session_id"].as_str().unwrap());
+    let run = format!("{session}/run");
+    for code in ["head -c 3000000 /dev/zero >f; sync f", "(exit 3)"] {
+        let mut run = common::open_at(daemon.connect(), &run, json!({ "code": code }));
+        while run.next_event().is_some() {}
+    }
+    let begun = daemon.call("POST", &run, Some(json!({ "code": "true", "background": true })));
+    assert_eq!(begun.head.status, 202);
+    let runs = sums(&exports, "execd.isolation.run.duration", |sums| sums.values().sum::<u64>() >= 3);
+    let of = |result: &str| {
+        let is =
+            |found: &BTreeMap<String, String>| found["result"] == result && found["sandbox_id"] == "sbx-1";
+        runs.iter().filter(|(found, _)| is(found)).map(|(_, count)| count).sum::<u64>()
+    };
+    assert_eq!((of("success"), of("failure")), (2, 1));
+    // Where there is no place on disk, upper layers take none.
+    let can = daemon.call("GET", "/v1/isolated/capabilities", None).json();
+    let on_disk = !can["message"].as_str().is_some_and(|message| message.contains("in memory"));
+    let gauge = |export: &Export, name: &str| {
+        let metric = export.metrics().find(|metric| metric.name == name).unwrap();
+        let Some(Data::Gauge(gauge)) = &metric.data else { panic!("{metric:?}") };
+        match gauge.data_points[0].value.unwrap() {
+            number_data_point::Value::AsInt(value) => value,
+            number_data_point::Value::AsDouble(value) => panic!("{value}"),
+        }
+    };
+    let wait = |what: &str, holds: &dyn Fn(i64, i64) -> bool| loop {
+        let export = exports.recv_timeout(Duration::from_secs(20)).unwrap_or_else(|_| panic!("{what}"));
+        let sessions = gauge(&export, "execd.isolation.session.count");
+        if holds(sessions, gauge(&export, "execd.isolation.upper.usage_bytes")) {
+            return;
+        }
+    };
+    wait("what is there", &|sessions, bytes| sessions == 1 && (bytes >= 3_000_000) == on_disk);
+    assert_eq!(daemon.call("DELETE", &session, None).head.status, 200);
+    wait("nothing any more", &|sessions, bytes| (sessions, bytes) == (0, 0));
+}
