@@ -112,7 +112,7 @@ pub(crate) struct Prepared {
     plan: Arc<Plan>,
     env: Vec<(OsString, OsString)>,
     cwd: PathBuf,
-    isolation: config::Config,
+    isolation: Box<config::Config>,
 }
 
 impl Prepared {
@@ -144,7 +144,7 @@ pub(crate) fn prepare(plain: Plain) -> io::Result<(Prepared, Listener)> {
     .map_err(|error| io::Error::new(error.kind(), format!("cannot listen on {:?}: {error}", plain.listen)))?;
     let env = std::env::vars_os().filter(|(name, _)| !is_private(name)).collect();
     let cwd = std::env::current_dir().unwrap_or_else(|_| "/".into());
-    Ok((Prepared { plain, plan: Arc::new(plan), env, cwd, isolation }, listener))
+    Ok((Prepared { plain, plan: Arc::new(plan), env, cwd, isolation: Box::new(isolation) }, listener))
 }
 
 /// Serves as an ordinary daemon until `stop` becomes readable. Under an init of ours it replaces one that has died
@@ -192,7 +192,7 @@ pub(crate) fn serve_prepared(
         telemetry: telemetry::of_variables(|name| std::env::var_os(name)),
         accounts,
         lifecycle,
-        isolated: isolated::registry::Registry::new(isolated::Source::Own, isolation.clone()),
+        isolated: isolated::registry::Registry::new(isolated::Source::Own, (**isolation).clone()),
         ..Shared::default()
     });
     spool::remove_leftovers_aside(run::temp_dir(&app));

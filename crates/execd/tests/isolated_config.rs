@@ -180,6 +180,33 @@ fn a_wrong_file_ends_the_start_and_a_flag_beats_the_variable() {
 }
 
 #[test]
+fn a_stop_leaves_nothing() {
+    if !may() {
+        return;
+    }
+    fs::create_dir_all("/mnt").unwrap();
+    let work = tempfile::tempdir_in("/mnt").unwrap();
+    let root = tempfile::tempdir_in("/var/lib").unwrap();
+    let file = written(work.path(), &format!("upper_root = {:?}\n", root.path()));
+    let mut daemon = Daemon::with(&["--isolation-config", file.to_str().unwrap()], &[]);
+    let id = made(&daemon, json!({ "workspace": { "path": work.path(), "mode": "overlay" } }));
+    let sleep = format!("sleep {}58", std::process::id());
+    let path = format!("/v1/isolated/session/{id}/run");
+    let code = format!("echo changed >f; {sleep}");
+    assert_eq!(
+        daemon.call("POST", &path, Some(json!({ "code": code, "background": true }))).head.status,
+        202
+    );
+    eventually("the run", || is_alive(&sleep));
+    let pid = rustix::process::Pid::from_raw(i32::try_from(daemon.child.id()).unwrap()).unwrap();
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+    assert!(daemon.child.wait().unwrap().success());
+    assert!(!is_alive(&sleep));
+    let left: Vec<_> = fs::read_dir(root.path()).unwrap().flatten().map(|entry| entry.path()).collect();
+    assert!(left.is_empty(), "{left:?}");
+}
+
+#[test]
 fn a_binding_ends_sessions_unless_they_are_to_be_preserved() {
     if !may() {
         return;
