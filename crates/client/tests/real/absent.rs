@@ -1,9 +1,7 @@
 //! Functions that this server or its daemon does not offer: the real answer becomes an error that says so.
 
-use std::time::Duration;
-
 use opensandbox::protocol::time::WireTime;
-use opensandbox::{CreatePoolRequest, Error, IsolatedSessionSpec, PoolCapacitySpec, Result};
+use opensandbox::{CreatePoolRequest, Error, PoolCapacitySpec, Result};
 
 use crate::need;
 use crate::server::Guarded;
@@ -48,9 +46,4 @@ async fn the_daemon_says_what_it_lacks() {
     let sandbox = need!(Guarded::start().await);
     unsupported("context", sandbox.code().create_context("python", None).await);
     unsupported("cell", sandbox.code().run("python", "1").output().await);
-    unsupported("isolation", sandbox.isolation().capabilities().await);
-    unsupported("isolation", sandbox.isolation().create(&IsolatedSessionSpec::default()).await);
-    let run = sandbox.isolation().attach("s").shell("true").timeout(Duration::from_secs(1));
-    unsupported("isolated run", run.output().await);
-    unsupported("isolated file", sandbox.isolation().attach("s").files().read("/etc/passwd").await);
 }

@@ -4,6 +4,7 @@
 mod absent;
 mod commands;
 mod files;
+mod isolated;
 mod lifecycle;
 mod server;
 mod shells;
