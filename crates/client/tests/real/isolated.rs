@@ -16,8 +16,7 @@ async fn a_session_works_on_a_copy_that_goes_with_it() {
     let workspace = IsolatedWorkspace { path: "/workspace".to_owned(), mode: None };
     let spec = IsolatedSessionSpec { workspace: Some(workspace), ..Default::default() };
     let session = isolation.create(&spec).await.unwrap();
-    let changed =
-        session.shell("cd /workspace; printf mine > a; name=kept; cat a").output().await;
+    let changed = session.shell("cd /workspace; printf mine > a; name=kept; cat a").output().await;
     assert_eq!(changed.unwrap().stdout.trim_end(), "mine");
     assert_eq!(session.shell("echo $name").output().await.unwrap().stdout.trim_end(), "kept");
     assert!(!session.shell("false").output().await.unwrap().success());
