@@ -89,8 +89,9 @@ fn compatible(plain: &Plain) -> io::Result<()> {
 
 fn run_plain(plain: Plain) -> io::Result<()> {
     prepare_process()?;
-    let (prepared, listener) = prepare(plain)?;
+    // Before anybody can connect, and then send one of them.
     let stop = signal_descriptor(&FORWARDED)?;
+    let (prepared, listener) = prepare(plain)?;
     let socket = match &prepared.plain.listen {
         Listen::Socket(path) => Some(path.clone()),
         Listen::Port(_) => None,
