@@ -298,7 +298,8 @@ fn a_collector_that_hangs_refuses_or_floods_hurts_nobody() {
             daemon.run("true").check();
             std::thread::sleep(Duration::from_millis(50));
         }
-        assert!(daemon.descriptors() <= before + 6, "{endpoint}");
+        // An export and the last command may be under way at any one moment.
+        eventually("no descriptors are left open", || daemon.descriptors() <= before + 6);
         assert!(daemon.resident_kib() < 48 << 10, "{endpoint}");
         let pid = rustix::process::Pid::from_raw(i32::try_from(daemon.child.id()).unwrap()).unwrap();
         rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
