@@ -1,8 +1,9 @@
 //! Percentiles and the line that is printed.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde::Serialize;
+use tokio::task::JoinHandle;
 
 /// One printed figure.
 #[derive(Debug, Serialize)]
@@ -88,6 +89,30 @@ impl Samples {
             println!("{text}");
         }
     }
+}
+
+/// How many rounds a worker has done, and how many of them failed.
+pub(crate) type Rounds = (u32, u32);
+
+/// Waits for workers that began together, and prints what they have done per second.
+pub(crate) async fn print_rate(
+    figure: &str,
+    began: Instant,
+    workers: Vec<JoinHandle<Rounds>>,
+) -> anyhow::Result<()> {
+    let (mut done, mut failed) = (0, 0);
+    for worker in workers {
+        let (d, f) = worker.await?;
+        done += d;
+        failed += f;
+    }
+    let mut samples = Samples::default();
+    samples.push(f64::from(done) / began.elapsed().as_secs_f64());
+    for _ in 0..failed {
+        samples.fail();
+    }
+    samples.print(figure, "1/s", None);
+    Ok(())
 }
 
 /// Prints a figure of a single value.

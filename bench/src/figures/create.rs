@@ -9,7 +9,7 @@ use anyhow::{Context, Result};
 
 use super::count;
 use crate::server::{Options, Server};
-use crate::stats::Samples;
+use crate::stats::{Samples, print_rate};
 
 /// Pause between creates that are timed one by one.
 const REST: Duration = Duration::from_millis(20);
@@ -215,19 +215,8 @@ pub(crate) async fn sustained() -> Result<()> {
                 (done, failed)
             }));
         }
-        let (mut done, mut failed) = (0, 0);
-        for task in tasks {
-            let (d, f) = task.await?;
-            done += d;
-            failed += f;
-        }
-        let mut samples = Samples::default();
-        samples.push(f64::from(done) / began.elapsed().as_secs_f64());
-        for _ in 0..failed {
-            samples.fail();
-        }
         let what = if writing { "_writing" } else { "" };
-        samples.print(&format!("sustained_{workers}_clients{what}"), "1/s", None);
+        print_rate(&format!("sustained_{workers}_clients{what}"), began, tasks).await?;
     }
     Ok(())
 }

@@ -7,7 +7,7 @@ use anyhow::Result;
 
 use super::count;
 use crate::server::{Options, Server};
-use crate::stats::Samples;
+use crate::stats::{Samples, print_rate};
 
 pub(crate) async fn one_by_one() -> Result<()> {
     let server = Server::start(Options::default()).await?;
@@ -75,18 +75,7 @@ pub(crate) async fn sixteen() -> Result<()> {
                 (done, failed)
             }));
         }
-        let (mut done, mut failed) = (0, 0);
-        for task in tasks {
-            let (d, f) = task.await?;
-            done += d;
-            failed += f;
-        }
-        let mut samples = Samples::default();
-        samples.push(f64::from(done) / began.elapsed().as_secs_f64());
-        for _ in 0..failed {
-            samples.fail();
-        }
-        samples.print(name, "1/s", None);
+        print_rate(name, began, tasks).await?;
     }
     conn.delete(&id).await?;
     Ok(())
